@@ -241,6 +241,7 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
                 return base(self, *args)
             except Exception:  # of an index that is none, no op hears
                 recording.raised = recording.raised or mine()
+                note_size(self)
                 raise
 
         return method

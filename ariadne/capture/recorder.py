@@ -219,7 +219,9 @@ class Recorder(ProxyTorchDispatchMode):
                 self.recording.raised = True
                 if not self.recording.failed and raised_by_data(func, plain(args), plain(kwargs), error):
                     self.note_failure(str(func), error)
-                self.recording.asked |= {storage_of(t) for t in tensors_in((args, tuple(kwargs.values())))} & self.state
+                for t in tensors_in((args, tuple(kwargs.values()))):  # whose sizes may be why
+                    self.recording.asked |= {storage_of(t)} & self.state
+                    self.recording.sized[id(t)] = t
                 raise
             finally:
                 self.depth -= 1

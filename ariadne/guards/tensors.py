@@ -81,7 +81,7 @@ def size_facts(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tu
 
 def known_facts(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tuple[Slot, tuple[Any, ...]]]:
     """The slots of the model's tensors, and the (dtype, device type, shape) of each at capture."""
-    facts: dict[tuple[str, str, tuple[Any, ...]], tuple[Any, ...]] = dict(baseline.facts)
+    facts: dict[tuple[str, str, tuple[Any, ...]], tuple[Any, ...]] = baseline.deciding | baseline.facts
     for v in plan.values.values():
         if v.is_state and v.dtype is not None:
             facts[v.kind, v.origin[0], _steps(v)] = v.dtype, v.device.split(":")[0], v.shape

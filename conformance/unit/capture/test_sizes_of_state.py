@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -48,7 +49,16 @@ ASKS: dict[str, Callable[[Tensor], Any]] = {
     "stride of what is turned": lambda q: (q * 1).t().contiguous().stride(0),
     "offset of a row": lambda q: F.linear(q.new_ones(2, 16), q)[1:].storage_offset(),
     "dim sizes in a loop": lambda q: next(iter(q.sum(1).shape)),
+    "an index that may be none": lambda q: picked(q * 2, 5),
+    "a slice that a view may not have": lambda q: picked((q * 2).sum(1), 5),
 }
+
+
+def picked(t: Tensor, at: int) -> Any:
+    try:
+        return t[at].sum()
+    except IndexError:
+        return 3.0
 
 
 class Remembering(nn.Module):
@@ -78,6 +88,26 @@ def test_a_buffer_that_grows_has_the_size_that_it_has_now(name: str) -> None:
             theirs = whole(x)
         assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), theirs)
         assert torch.equal(model.q, whole.q)
+
+
+BESIDE: dict[str, Callable[[Any], float]] = {
+    "another size": lambda model: float(model.a.weight.shape[0] > 9),
+    "a dtype": lambda model: float(model.a.weight.dtype is torch.float32),
+    "an index that may be none": lambda model: picked(model.q + 1, 20),
+    "nothing": lambda model: 1.0,
+}
+
+
+@pytest.mark.parametrize("beside", sorted(BESIDE))
+def test_sizes_of_a_tensor_that_no_op_of_the_plan_reads_count_beside_whatever_else_is_asked(beside: str) -> None:
+    torch.manual_seed(0)
+    model = Remembering(lambda q: len(torch.cat([q[:, 0], q[:, 0]])) + BESIDE[beside](model)).eval()
+    model.forward = types.MethodType(lambda self, x: self.c(self.a(x) * self.ask(self.q)), model)
+    runtime = prepare_split(model, (torch.randn(3, 8),), split="after:a")
+    for rows in (3, 2, 25, 12):
+        model.q = torch.ones(rows, 16)
+        x = torch.randn(3, 8)
+        assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), model(x)), rows
 
 
 def scores(self: Any, x: Tensor) -> Tensor:
