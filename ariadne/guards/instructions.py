@@ -114,8 +114,18 @@ def imported_in(code: CodeType) -> tuple[str, ...]:
         elif kind == "IMPORT_NAME":
             found.append("." * level + named)
     if not _BY_NAME.isdisjoint(code.co_names):
-        found += (c for c in code.co_consts if isinstance(c, str) and c)
+        compared = _compared_in(code)
+        found += (c for c in code.co_consts if isinstance(c, str) and c and c not in compared)
     return (*found, *(name for c in code.co_consts if isinstance(c, CodeType) for name in imported_in(c)))
+
+
+def _compared_in(code: CodeType) -> set[str]:
+    """The texts in a function's code that it does nothing with but compare what was loaded before, as in `== "__main__"`."""
+    steps = [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
+    pairs = [*zip(steps, (*steps[1:], None), strict=True)]
+    loaded = [(step.argval, after) for step, after in pairs if isinstance(step.argval, str) and "CONST" in step.opname]
+    others = {word for word, after in loaded if after is None or after.opname != "COMPARE_OP"}
+    return {word for word, _ in loaded} - others
 
 
 def words_in(code: CodeType) -> set[str]:

@@ -21,7 +21,7 @@ import torch.nn.functional
 from torch import nn
 
 from ariadne import prepare_split
-from ariadne.guards.instructions import told_in
+from ariadne.guards.instructions import imported_in, told_in
 from ariadne.guards.roots import _Search, outside_of
 from ariadne.guards.searched import Read, searched_once
 
@@ -229,3 +229,21 @@ def test_names_beyond_the_256th_are_read() -> None:
     told = told_in(space["f"].__code__)
     assert {("LOAD_GLOBAL", f"g{i}") for i in range(300)} <= {*told}
     assert {("STORE_ATTR", f"m{i}") for i in range(300)} <= {*told}
+
+
+def compares(thing: object) -> bool:
+    return thing.__module__ == "__main__" or sys.modules["".join(thing.__module__)] is None
+
+
+def asks(name: str) -> object:
+    return sys.modules["__main__"] if name == "__main__" else None
+
+
+def keeps(name: str) -> object:
+    return sys.modules[name if name != "__main__" else "__main__"]
+
+
+def test_a_text_that_is_only_compared_with_leads_to_no_module() -> None:
+    assert "__main__" not in imported_in(compares.__code__)
+    assert "__main__" in imported_in(asks.__code__)
+    assert "__main__" in imported_in(keeps.__code__)
