@@ -59,7 +59,7 @@ def serves(one: Sided, other: Sided) -> bool:
 
 def _takes_the_same(a: TracePlan, b: TracePlan) -> bool:
     """Whether two plans take the same calls, but for the batches that they serve."""
-    fields = "batch_symbol input_spec inputs tied_inputs grad_enabled training sizes conditions".split()
+    fields = "batch_symbol input_spec inputs tied_inputs training sizes conditions".split()
     if any(getattr(a, name) != getattr(b, name) for name in fields) or a.keeps_inputs or b.keeps_inputs:
         return False
     if not _assume_the_same(a.assumption, b.assumption):

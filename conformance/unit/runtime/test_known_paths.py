@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ariadne import SplitRuntime, SplitSpec, prepare_split
+from ariadne import BoundaryPayload, SplitRuntime, SplitSpec, prepare_split
+from ariadne.compare import difference
 from ariadne.errors import ModuleError, WitnessError
 from ariadne.guards.further import enter_alike
 from ariadne.runtime.moved import Moves
@@ -176,3 +177,29 @@ def test_a_function_of_the_path_that_a_call_goes_on_in_is_asked_for(at: str, mon
     monkeypatch.setattr(tripled, "__code__", (lambda x: x * 5).__code__)
     with contextlib.suppress(ModuleError), torch.no_grad():  # or refused by name
         assert torch.equal(split.run_suffix(split.run_prefix(down)), model(down))
+
+
+class Loudest(nn.Module):
+    """Its path follows which of its features is the largest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.o = nn.Linear(6, 8), nn.Linear(8, 4)
+        self.a.weight.data, self.a.bias.data = torch.eye(8)[:, :6].clone(), torch.zeros(8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, int]:
+        h = self.a(x).relu()
+        return self.o(h), int(h.sum(0).argmax())
+
+
+def test_paths_learnt_by_calls_are_known_to_boundaries_that_come_as_bytes() -> None:
+    torch.manual_seed(0)
+    model = Loudest().eval()
+    inputs = [torch.eye(6)[k : k + 1] * 5 for k in range(3)]
+    runtime = prepare_split(model, (inputs[0],), split="after:a")
+    for x in inputs:
+        runtime.run_suffix(runtime.run_prefix(x))
+    assert len(runtime.plans) == 3
+    for x in (*inputs, *reversed(inputs)):
+        sent = BoundaryPayload.from_bytes(runtime.run_prefix(x).to_bytes())
+        assert difference(model(x), runtime.run_suffix(sent)) is None
