@@ -87,7 +87,7 @@ def main() -> None:
     count = 2 * parts
     pipeline = prepare_pipeline(model, batch(4)[:1], parts=parts)
     schedule = pipeline.schedule(given.schedule, microbatches=count, loss_fn=loss)
-    optimizer = torch.optim.AdamW([p for s in schedule.stages for p in s.submod.parameters()], lr=0.01)
+    optimizer = torch.optim.AdamW(schedule.parameters(), lr=0.01)
 
     same = True
     for number in range(given.steps):

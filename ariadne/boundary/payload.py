@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -32,7 +33,7 @@ class BoundaryPayload:
     save for tensors made under `torch.inference_mode()` and writes through `.data` or `.numpy()`, which torch doesn't count.
 
     `to_bytes` and `from_bytes` write and read it as bytes without pickle; reading checks every length before it
-    allocates, and raises `PayloadError` for anything malformed.
+    allocates, and raises `PayloadError` for anything malformed. A deep copy, and what pickle makes, is as what was sent so.
 
     >>> boundary = runtime.run_prefix(torch.randn(8, 3, 224, 224))
     >>> boundary.nbytes, {label: list(t.shape) for label, t in boundary.tensors.items()}
@@ -329,6 +330,37 @@ class BoundaryPayload:
         found.weights, found.autocast = weights, autocast
         return found
 
+    def __copy__(self) -> BoundaryPayload:
+        found = type(self).__new__(type(self))
+        for name in self.__slots__[1:]:  # all but who refers to it
+            setattr(found, name, getattr(self, name))
+        return found
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> BoundaryPayload:
+        """The same with values of its own, as `to_bytes` and `from_bytes` make it: no graph, and nothing that others can reach."""
+        self.refuse_if_written()
+        self.put_back_quiet()
+
+        def copied(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return copy.deepcopy(leaf, memo)
+            if id(leaf) not in memo:
+                memo[id(leaf)] = own(leaf.detach())
+            return memo[id(leaf)]
+
+        with torch.inference_mode(False), torch.no_grad():
+            raw = tuple(tree.map_leaves(copied, value) for value in self.raw)
+        found = type(self)(self.split_id, self.plan_signature, self.batch, self.labels, raw, self.requires_grad)
+        found._moves, found._stood = self._moves, self._stood
+        found.weights, found.autocast = self.weights, self.autocast
+        return found
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _unpickled, (
+            self.to_bytes(),
+            next((str(t.device) for t in self.tensors.values() if t.device.type != "cpu"), "cpu"),
+        )
+
     def __repr__(self) -> str:
         parts = ", ".join(f"{k}: {sizes_of(t)}" for k, t in self.tensors.items())
         return f"BoundaryPayload({self.split_id}, batch {self.batch}, {parts})"
@@ -344,6 +376,10 @@ _SECTIONS = Memo()  # header and values of boundaries that hold nothing but tens
 
 def _digest(data: bytes | bytearray | memoryview) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
+
+
+def _unpickled(data: bytes, device: str) -> BoundaryPayload:
+    return BoundaryPayload.from_bytes(data, device=device, max_bytes=1 << 62)
 
 
 def _writes(raw: tuple[Any, ...], at: tuple[int, ...]) -> list[int]:

@@ -187,10 +187,11 @@ class Pipeline:
         `name`: GPipe, 1F1B, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble or DualPipeV. `options` go to
         torch's class, as `scale_grads`. Beyond torch's own: inputs are parted along the batch alone, and the last micro-batches
         may be smaller; an error on one rank is raised on all; parameters that parts share get the whole gradient on each rank;
-        `schedule.losses` has the losses of the last step on every rank; `schedule.stages` are this rank's.
+        `schedule.losses` has the losses of the last step on every rank; `schedule.stages` are this rank's, and
+        `schedule.parameters()` what its optimizer steps, each once.
 
         >>> schedule = pipeline.schedule("1F1B", microbatches=8, loss_fn=F.cross_entropy)
-        >>> optimizer = torch.optim.SGD([p for s in schedule.stages for p in s.submod.parameters()], lr=0.1)
+        >>> optimizer = torch.optim.SGD(schedule.parameters(), lr=0.1)
         >>> schedule.step(x) if rank == 0 else schedule.step(target=y)
         """
         if not torch.distributed.is_initialized():

@@ -60,6 +60,13 @@ class Together:
     stages: list[Stage]
     losses: list[torch.Tensor]
 
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """The parameters of this rank's parts, for its optimizer: each once, also where two of its parts share it.
+
+        >>> optimizer = torch.optim.SGD(schedule.parameters(), lr=0.1)
+        """
+        return list({id(p): p for stage in self.stages for p in stage.submod.parameters()}.values())
+
     def step(self, *args: Any, losses: list[Any] | None = None, **kwargs: Any) -> Any:
         """As the schedule's own `step`; `losses`, on any rank, is filled with the losses of the micro-batches."""
         one = self.stages[0]

@@ -112,6 +112,9 @@ class StoppedBoundary(BoundaryPayload):
     def __reduce_ex__(self, protocol: Any) -> Any:
         self._stays()
 
+    def __copy__(self) -> StoppedBoundary:
+        self._stays()
+
     def __deepcopy__(self, memo: dict[int, Any]) -> StoppedBoundary:
         self._stays()
 

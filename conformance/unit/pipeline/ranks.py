@@ -168,7 +168,7 @@ def train(
         "Adam": lambda ps: torch.optim.AdamW(ps, lr=0.01),
     }
     mine = [s.submod for s in made_schedule.stages]
-    held = list({id(p): p for part in mine for p in part.parameters()}.values())
+    held = made_schedule.parameters()
     one, other = kinds[optimizer](held or [torch.nn.Parameter(torch.zeros(1))]), kinds[optimizer](whole.parameters())
     wrong: list[str] = []
 
