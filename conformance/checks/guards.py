@@ -86,10 +86,22 @@ def _probe(bench: Bench, case: Case, probe: Probe, trained: bool = False) -> str
     split = bench.split("q50", case.training, trained=trained)
     twin = bench.whole(case.training)
     given, ours = probe.inputs(bench.inputs(REFERENCE)), probe.inputs(bench.inputs(REFERENCE))
+    plain = _told(split) - {id(p) for p in split.model.parameters()}  # tensors that stand in no registry
     if given is None or ours is None or not (probe.change(split.model) and probe.change(twin)):
         return "not applicable"
     with probe.within(twin):
-        return _compared(bench, probe, name, split, twin, given, ours, trained)
+        found = _compared(bench, probe, name, split, twin, given, ours, trained)
+    if found.startswith("followed") and not _told(split) - plain <= {id(p) for p in split.model.parameters()}:
+        raise Stop(
+            Status.FAIL_STATE, f"{name}: no guard fired, and a side tells of a parameter that the model has no more"
+        )
+    return found
+
+
+def _told(split: Split) -> set[int]:
+    """The ids of what the two sides say they train."""
+    sides = [getattr(split.runtime, f"{side}_parameters", list)() for side in ("prefix", "suffix")]
+    return {id(p) for side in sides for p in side}
 
 
 def _compared(
@@ -124,11 +136,6 @@ def _compared(
         hold_moved(
             ours, theirs, f"{name}: {at(split)}"
         )  # not all that modules hold: LSTMs put their own lists right as they run
-    sides = [getattr(split.runtime, f"{side}_parameters", list)() for side in ("prefix", "suffix")]
-    if not {id(p) for side in sides for p in side} <= {id(p) for p in split.model.parameters()}:
-        raise Stop(
-            Status.FAIL_STATE, f"{name}: no guard fired, and a side tells of a parameter that the model has no more"
-        )
     return "followed"
 
 
