@@ -24,12 +24,13 @@ from ariadne.capture.recorded import recording
 from ariadne.capture.sizes import Watch
 from ariadne.compare import difference
 from ariadne.errors import UnsupportedError, named
-from ariadne.guards import MISSING, Flag, is_a, simple
+from ariadne.guards import BOOKKEEPING, MISSING, Flag, is_a, refill, simple
 from ariadne.plan import own
 
 Change = tuple[str, str, Any, Any]  # of an attribute: before, and now
 Key = tuple[str, str]  # a module's path, and the name of an attribute
 NO_BATCH = 1_000_003  # of any call
+_HOOKS = sorted(name for name in BOOKKEEPING if "forward" in name and "hooks" in name)
 _FACTORS = (0.5, 2.0)  # of inputs: of smaller ones a running maximum stays, of larger ones a minimum
 
 
@@ -270,14 +271,18 @@ def _goes_on(
     they `stood` before the first.
 
     A plan takes the way of a first call each time. The tensors stand as the first call left them: of a running maximum, say, both
-    ways give the same on the first call's own inputs.
+    ways give the same on the first call's own inputs. Hooks that the first call registered are gone where it is to register them
+    again, as transformers' models do with those that collect what their layers give.
     """
     left = []
     for reset in (False, True):
         snapshot = Reach(model).snapshot(*tree.unflatten(example.leaves, example.spec))
         snapshot.save_buffers()
+        hooks = [(table, {**table}) for m in snapshot.modules.values() for table in (m.__dict__[n] for n in _HOOKS)]
         try:
             gives(model, example, example.batch, grad, drew, snapshot)
+            for table, held in hooks if reset else ():
+                refill(table, held)
             for (path, name), before in stood.items() if reset else ():
                 own_dict = snapshot.modules[path].__dict__
                 own_dict[name] = before

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -327,3 +329,47 @@ def test_of_a_counter_it_does_not() -> None:
 
     with pytest.raises(UnsupportedError, match=r"which a plan can't follow; keep such state in a buffer\. Or run"):
         prepare_split(Counts(calls=0), (torch.ones(2, 4),), split="after:enter")
+
+
+COLLECTED: ContextVar[list[Tensor] | None] = ContextVar("collected", default=None)
+
+
+class Collecting(Layers):
+    """At its first call it registers hooks that collect what its layers give, as transformers' models do, and goes on with that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not getattr(self, "installed", False):
+            for layer in (self.enter, self.norm):
+                layer.register_forward_hook(collect)
+            self.installed = True
+        found: list[Tensor] = []
+        token = COLLECTED.set(found)
+        try:
+            self.norm(self.enter(x))
+        finally:
+            COLLECTED.reset(token)
+        first, second = found
+        out: Tensor = self.leave(first + second)
+        return out
+
+
+def collect(_: nn.Module, __: Any, out: Tensor) -> None:
+    found = COLLECTED.get()
+    if found is not None:
+        found.append(out)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_hooks_that_a_first_call_registers_are_registered_once(training: bool) -> None:
+    torch.manual_seed(0)
+    model = Collecting().train(training)
+    whole = copy.deepcopy(model)
+    runtime = prepare_split(model, (torch.randn(3, 4),), split=SplitSpec("percent:50", dynamic_batch=(2, 8)))
+    for batch in (3, 2, 5):
+        x = torch.randn(batch, 4)
+        assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), whole(x))
+    assert torch.equal(model.norm.running_mean, whole.norm.running_mean)
