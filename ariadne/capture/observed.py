@@ -68,6 +68,7 @@ from ariadne.plan import (
     TracePlan,
     check,
     layout,
+    other_layout,
     own,
     prune,
     tensors_in,
@@ -303,6 +304,17 @@ def _moves_on(value: Any) -> str:
     if is_a(value, random.Random) or (numbers and is_a(value, (numbers.Generator, numbers.RandomState))):
         return "a generator of random numbers of its own"
     return "an iterator" if is_a(value, Iterator) and not is_a(value, (torch.Tensor, *weakref.ProxyTypes)) else ""
+
+
+def refuse_layouts(example: Example) -> None:
+    """Raise `UnsupportedError` for inputs that are sparse or nested: no plan tells their memory."""
+    args, kwargs = tree.unflatten(example.leaves, example.spec)
+    for label, leaf in (*tree.paths(args), *(found for key in kwargs for found in tree.paths(kwargs[key], repr(key)))):
+        if isinstance(leaf, torch.Tensor) and (how := other_layout(leaf)):
+            raise UnsupportedError(
+                f"input {label} is {how}, and a plan follows the memory of dense inputs alone; hand it in dense, or keep it in a "
+                "buffer of the model"
+            )
 
 
 def _refuse_strides(found: Recording, leaves: Sequence[Any]) -> None:

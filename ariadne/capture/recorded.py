@@ -42,6 +42,7 @@ HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks")
 # What tells how autocast stands, under its older names, too.
 _AUTOCAST = "is_autocast_enabled get_autocast_dtype is_autocast_cpu_enabled get_autocast_cpu_dtype get_autocast_gpu_dtype".split()
 _OLD_TYPES = {f"{kind}Tensor" for kind in "BFloat16 Bool Byte Char Double Float Half Int Long Short".split()}
+SPARSE = ("layout", "is_sparse", "is_sparse_csr", "is_mkldnn")  # how a tensor holds its numbers
 HISTORY = ("is_leaf", "grad", "_version", "_base", "_is_view", "is_inference", "is_conj", "is_neg", "is_shared")
 
 
@@ -377,8 +378,9 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
         patches.set(torch.Tensor, name, typed(name))
     for name in ("is_complex", "is_floating_point"):  # the same for all dtypes that a model is moved to
         patches.set(torch.Tensor, name, typed(name, of_state=True))
-    for name in ("dtype", "itemsize"):
-        patches.set(torch.Tensor, name, watched("dtype", name))
+    for fact, names in (("dtype", ("dtype", "itemsize")), ("sparse", SPARSE)):
+        for name in names:
+            patches.set(torch.Tensor, name, watched(fact, name))
     patches.set(torch.Tensor, "nbytes", property(nbytes))
     patches.set(torch, "numel", sized("numel"))
     patches.set(torch.Tensor, "storage_offset", offset)
@@ -508,7 +510,7 @@ def recording(
             "not. Ask before the op"
         )
     if found.raised:  # and forward went on: whether an op can run follows all that it sees of types, sizes and strides
-        found.looked |= {"layout", "strides", "shape", "dtype"}
+        found.looked |= {"layout", "strides", "shape", "dtype", "sparse"}
     found.decided_by_size = deciding(found.events, found.sized.values(), state)
     found.stores = list(snapshot.replaced_buffers())
     found.changed = list(snapshot.changes())

@@ -26,7 +26,7 @@ from ariadne.capture.generalize import (
 )
 from ariadne.capture.history import another, gives, standing
 from ariadne.capture.leaks import refuse_kept_data, refuse_leaks, refuse_unlike_constants
-from ariadne.capture.observed import Observation, observe
+from ariadne.capture.observed import Observation, observe, refuse_layouts
 from ariadne.capture.reach import Reach
 from ariadne.capture.refusals import (
     refuse_cached_weights,
@@ -92,6 +92,7 @@ def capture(
     refuse_scripted(model)
     refuse_cached_weights(model)
     refuse_function_modes()
+    refuse_layouts(example)
     other = another(size, batches)
     try:
         real = observe(model, example, size, batch_symbol, grad, other=other)

@@ -297,13 +297,13 @@ class Baseline:
         if any("members" in recorded.looked for recorded in recordings):
             self.attributes.append(("", ("which parameters and buffers there are",), Registered(model)))
         looked = frozenset[str]().union(*(recorded.looked for recorded in recordings))
-        which = frozenset({"none", "class", "ties"} & ({*looked, "ties"} if "members" in looked else looked))
+        which = frozenset({"none", "class", "ties", "sparse"} & ({*looked, "ties"} if "members" in looked else looked))
         if self.tabled or which:
             self.attributes.append(("", ("which tensors stand where",), Asked(model, which)))
         tied = Tied(model, self._roots_of_ties(model, recordings)) if recordings else None
         if tied is not None and tied.held and ("ties" in which or tied.always):
             self.attributes.append(("", ("which tensors are one",), tied))
-        self._note_found(followed, looked & {"class", "requires_grad"})
+        self._note_found(followed, looked & {"class", "requires_grad", "sparse"})
         if any("layout" in recorded.looked for recorded in recordings):
             self.attributes.append(("", ("the strides of its tensors",), Strides(model)))
 

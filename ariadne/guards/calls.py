@@ -32,7 +32,7 @@ from ariadne.guards.sizes import fits
 from ariadne.guards.tensors import facts_of_state, flag_of, referred, tied
 from ariadne.guards.versions import stamp
 from ariadne.guards.watched import Named, Surrounded, Watched, is_known, same_dicts, same_hooks
-from ariadne.plan import Expr, TracePlan, layout, short_dtype, sizes_at, sizes_in
+from ariadne.plan import Expr, TracePlan, layout, other_layout, short_dtype, sizes_at, sizes_in
 
 _is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 _autocast_dtype: Callable[[str], torch.dtype] = torch.get_autocast_dtype
@@ -56,6 +56,7 @@ def entrance(
         "marks_on": marks_on,
         "mark_names": baseline.mark_names,
         "same_marks": same_marks,
+        "strided": torch.strided,
         "spec": plan.input_spec,
     }
     env["again"] = once_more(model, plan.input_spec, env)
@@ -101,6 +102,7 @@ def entrance(
         if i in baseline.exact:
             env[f"exact{i}"] = baseline.exact[i]
             lines.append(f"    if type({leaf[i]}) is not exact{i}: return None")
+        lines.append(f"    if {leaf[i]}.layout is not strided or {leaf[i]}.is_nested: return None")
         dims = [f"d{i}_{k}" for k in range(len(value.shape))]
         lines.append(
             f"    {', '.join(dims)}, = {leaf[i]}.shape" if dims else f"    if {leaf[i]}.dim() != 0: return None"
@@ -271,6 +273,11 @@ def explain(
         if not isinstance(leaf, torch.Tensor):
             raise InputError(
                 f"input {name} must be a tensor {value.describe()}; found {type(leaf).__name__}. Pass a tensor, or prepare again"
+            )
+        if how := other_layout(leaf):
+            raise InputError(
+                f"input {name} must be {value.describe()}, dense; found one that is {how}. Hand it in dense, or run the "
+                "model's own Python, with an example that is so: prepare_split(..., fallback='python')"
             )
         found = f"{short_dtype(leaf.dtype)}{list(leaf.shape)} on {leaf.device.type}"
         if leaf.dim() != len(value.shape):

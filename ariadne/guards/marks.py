@@ -55,6 +55,9 @@ def _tables(model: nn.Module, names: Sequence[str]) -> list[tuple[str, Any, str]
     return [(n, m._parameters if k in m._parameters else m._buffers, k) for n, m, k in parts if m is not None]
 
 
+_Kind = tuple[type, bool, torch.layout]
+
+
 class Marks(Kept):
     """The attributes, of those that forward asks for, that stand on some of a model's parameters and buffers.
 
@@ -161,8 +164,8 @@ class Registered(Kept):
 class Asked(OfTables):
     """What Python asks of a model's parameters and buffers by which stand where, and no op shows: whether one does.
 
-    `asked`, any of: "class", of which class it is; "ties", which places hold the same one. It is looked up anew after something was
-    put into a table of theirs.
+    `asked`, any of: "class", of which class it is; "ties", which places hold the same one; "sparse", of which layout it is. It is
+    looked up anew after something was put into a table of theirs.
     """
 
     __slots__ = ("asks", "filled", "tables")
@@ -182,6 +185,8 @@ class Asked(OfTables):
                 name = f"{path}.{key}".lstrip(".")
                 same = first.setdefault(id(t), name) if "ties" in self.asks and t is not None else ""
                 kind = type(t).__name__ if "class" in self.asks and t is not None else ""
+                if "sparse" in self.asks and t is not None and t.layout is not torch.strided:
+                    kind = f"{kind} of {t.layout}".lstrip()
                 found[name] = (t is None, kind, same)
         return found
 
@@ -225,7 +230,7 @@ class Classes(OfTables):
     """Of which class each thing is that stands where forward found tensors in a module's attributes, and in what these hold.
 
     A plan reads these anew at each call. Any tensor will do but for what forward `asks`, any of: "class", of which class one is;
-    "requires_grad", whether it does.
+    "requires_grad", whether it does; "sparse", of which layout it is.
     """
 
     __slots__ = ("asks", "is_told", "kinds", "places", "slots", "where")
@@ -239,17 +244,18 @@ class Classes(OfTables):
         self.kinds: list[type] = []  # as they were when they were last looked at one by one
         super().__init__(thing)
 
-    def look(self, thing: Any) -> list[tuple[type, bool]]:
-        """The classes, and whether each wants a gradient, in the order of the places; `NoneType` where nothing stands."""
-        exact, flags = "class" in self.asks, "requires_grad" in self.asks
-        found: list[tuple[type, bool]] = []
+    def look(self, thing: Any) -> list[_Kind]:
+        """The classes, whether each wants a gradient, and layouts, in the order of the places; `NoneType` where nothing stands."""
+        exact, flags, sparse = ("class" in self.asks, "requires_grad" in self.asks, "sparse" in self.asks)
+        found: list[_Kind] = []
         for table, key in self.slots:
             t = _standing(table, key)
             tensor = is_a(t, torch.Tensor)
-            found.append((torch.Tensor if tensor and not exact else type(t), tensor and flags and t.requires_grad))
+            kind = torch.Tensor if tensor and not exact else type(t)
+            found.append((kind, tensor and flags and t.requires_grad, t.layout if tensor and sparse else torch.strided))
         return found
 
-    def words(self, held: list[tuple[type, bool]]) -> str:
+    def words(self, held: list[_Kind]) -> str:
         """Those that are not alike in the two."""
         other = self.look(self.thing) if held is self.held else self.held
         told = [
@@ -271,7 +277,7 @@ class Classes(OfTables):
             kinds = [*map(type, map(getitem, *self.where))]
         except (LookupError, AttributeError, TypeError):  # one is gone
             return False
-        if kinds == self.kinds and "requires_grad" not in self.asks:
+        if kinds == self.kinds and self.asks.isdisjoint(("requires_grad", "sparse")):
             return True
         if not self.is_same():
             return False
@@ -283,9 +289,10 @@ class Classes(OfTables):
         return type(self)(thing, self.places, self.asks)
 
 
-def _named(kind: type, wants_gradient: bool) -> str:
+def _named(kind: type, wants_gradient: bool, layout: torch.layout) -> str:
+    how = f" of {layout}" if layout is not torch.strided else ""
     wanting = " that requires a gradient" if wants_gradient else ""
-    return "None" if kind is type(None) else f"a {kind.__qualname__}{wanting}"
+    return "None" if kind is type(None) else f"a {kind.__qualname__}{how}{wanting}"
 
 
 def _standing(table: Any, key: Any) -> Any:

@@ -23,7 +23,7 @@ from ariadne.plan.pruning import Disjoint, Groups, prune, reached, without
 from ariadne.plan.schema import WHOLE, bind, may_draw, tensors_in, writes_silently, written_arguments
 from ariadne.plan.sized import MOST, Size, sizes_at, sizes_in
 from ariadne.plan.solve import where
-from ariadne.plan.strided import as_bytes, layout, own, storage_of
+from ariadne.plan.strided import as_bytes, layout, other_layout, own, storage_of
 from ariadne.plan.trace import (
     PLAIN,
     Apart,

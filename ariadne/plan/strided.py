@@ -46,6 +46,13 @@ def layout(t: torch.Tensor, strides: bool) -> tuple[bool, ...]:
     return (t.is_contiguous() and not (strides and not _usual(t)), *(t.is_contiguous(memory_format=f) for f in formats))
 
 
+def other_layout(t: torch.Tensor) -> str:
+    """How a tensor holds its numbers if not as most do, in words: that it is sparse, nested or of a library's own layout."""
+    if t.is_nested:
+        return "nested"
+    return "" if t.layout is torch.strided else f"of layout {t.layout}"
+
+
 def _usual(t: torch.Tensor) -> bool:
     """Whether a contiguous tensor's strides follow from its sizes: those of dims of size 1 may be any."""
     step = 1
