@@ -3,6 +3,7 @@ default of forward's was passed where that left it out, or the other way."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
 from itertools import accumulate
@@ -143,6 +144,32 @@ def _has_no(model: nn.Module, plan: TracePlan, key: str) -> bool:
         return inspect.signature(model.forward).parameters[key].default is None
     except (KeyError, TypeError, ValueError):  # forward has no such parameter, or is no function of Python's
         return False
+
+
+def may_be_none(model: nn.Module, spec: tree.Spec) -> set[int]:
+    """The leaves of a call in this form that stand where forward, or the class of a dataclass, has None unless told otherwise."""
+    try:
+        parameters = [*inspect.signature(model.forward).parameters.values()]
+    except (TypeError, ValueError):  # no function of Python's
+        parameters = []
+    positional, _ = spec.children
+    found, start = _none_in(spec, 0), 0
+    for child, parameter in zip(positional.children, parameters, strict=False):
+        if child.kind == tree.LEAF and parameter.default is None:
+            found.add(start)
+        start += child.size
+    return found
+
+
+def _none_in(spec: tree.Spec, start: int) -> set[int]:
+    found = set[int]()
+    fields = {f.name: f.default for f in dataclasses.fields(spec.cls)} if dataclasses.is_dataclass(spec.cls) else {}
+    for at, child in enumerate(spec.children):
+        if fields and child.kind == tree.LEAF and fields.get(spec.keys[at], spec) is None:
+            found.add(start)
+        found |= _none_in(child, start)
+        start += child.size
+    return found
 
 
 def once_more(model: nn.Module, spec: tree.Spec, names: dict[str, Any]) -> Callable[..., tuple[Any, ...] | None]:

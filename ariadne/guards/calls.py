@@ -19,7 +19,7 @@ from ariadne.guards import switches
 from ariadne.guards.at_once import Calm, at_once, changed_since
 from ariadne.guards.attributes import Attribute, Slots, follow, lasts, own_of
 from ariadne.guards.baseline import HOOKS, Baseline, global_hooks, keeps_its_weights, table_of
-from ariadne.guards.bound import accepts, matched, once_more
+from ariadne.guards.bound import accepts, matched, may_be_none, once_more
 from ariadne.guards.classes import Lookup
 from ariadne.guards.counted import owner_of
 from ariadne.guards.explained import beside, refuse_changes
@@ -269,6 +269,8 @@ def explain(
                     f"{reprlib.repr(leaf)}{beside(leaf)}; a value that is no tensor is part "
                     "of the plan. Prepare again for another one"
                 )
+            continue
+        if leaf is None and not plain and i in may_be_none(model, plan.input_spec):
             continue
         if not isinstance(leaf, torch.Tensor):
             raise InputError(

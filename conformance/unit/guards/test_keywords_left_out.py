@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -66,3 +67,37 @@ def test_where_the_form_may_count_the_error_says_to_pass_it_by_its_name() -> Non
     runtime = prepare_split(model, (X,), split="after:a")
     with pytest.raises(InputError, match=r"another structure than at capture.*others by their names, or prepare again"):
         runtime.run_prefix(X, MASK)
+
+
+@dataclass
+class Given:
+    x: torch.Tensor
+    mask: torch.Tensor | None = None
+
+
+class OfFields(Plain):
+    def forward(self, given: Given) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(given.x, given.mask)
+
+
+FORMS: dict[str, tuple[type[Masked], list[tuple[Any, ...]]]] = {
+    "by position": (Plain, [(X, MASK), (X,), (X, None)]),
+    "in a dataclass": (OfFields, [(Given(X, MASK),), (Given(X),)]),
+}
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("form", sorted(FORMS))
+def test_none_may_come_where_it_is_the_default(form: str, first: int) -> None:
+    kind, calls = FORMS[form]
+    model = kind()
+    runtime = prepare_split(model, calls[first], split="after:a")
+    for args in (*calls, *reversed(calls)):
+        same(model(*args), runtime.run_suffix(runtime.run_prefix(*args)))
+    assert len(runtime.plans) == 2
+
+
+def test_none_where_forward_needs_a_tensor_is_refused() -> None:
+    runtime = prepare_split(Plain(), (X, MASK), split="after:a")
+    with pytest.raises(InputError, match="must be a tensor"):
+        runtime.run_prefix(None, MASK)
