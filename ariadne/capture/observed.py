@@ -211,10 +211,13 @@ def observe(
                     "that itself, by is_contiguous() or dtype"
                 )
             else:
+                set_by_it = ", ".join(
+                    dict.fromkeys(f"{name!r} of {named(path)}" for path, name, *_ in found.changed[:4])
+                )
                 raise UnsupportedError(
                     f"forward gives another result when it runs again on the same input with the same random numbers ({differs}): "
-                    "it keeps state in Python, draws from a generator of its own, or is not deterministic. Keep state in buffers, "
-                    "and draw from torch's RNG"
+                    f"it keeps state in Python{set_by_it and f' (it sets {set_by_it})'}, draws from a generator of its own, or is "
+                    "not deterministic. Keep state in buffers, and draw from torch's RNG"
                 )
         history, primed = None, list[Key]()
         if effects is None:

@@ -373,3 +373,17 @@ def test_hooks_that_a_first_call_registers_are_registered_once(training: bool) -
         x = torch.randn(batch, 4)
         assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), whole(x))
     assert torch.equal(model.norm.running_mean, whole.norm.running_mean)
+
+
+class Remembering(Layers):
+    """It joins what it is given to what it kept, as a cache of keys is kept in a plain attribute."""
+
+    def between(self, h: Tensor) -> Tensor:
+        kept = self.kept
+        self.kept = h if kept is None else torch.cat([kept, h])
+        return h + self.kept.mean(0)
+
+
+def test_of_state_in_python_the_error_says_where_it_is() -> None:
+    with pytest.raises(UnsupportedError, match="it sets 'kept' of the model"):
+        prepare_split(Remembering(kept=None), (torch.randn(3, 4),), split="percent:50")
