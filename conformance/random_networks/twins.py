@@ -156,7 +156,7 @@ class Twins:
         after = state(self.whole, self.whole_step)
         seed_all(seed)
         boundary = runtime.run_prefix(*theirs[0], **theirs[1])
-        carried = BoundaryPayload.from_bytes(boundary.to_bytes()) if wire else boundary
+        carried = sent(boundary, batch) if wire else boundary
         kept = [t.clone() for t in tensors(list(carried.raw))]
         found = runtime.run_suffix(carried)
         # Bytes carry data: that a tensor wanted a gradient stays behind. And a warm function under `torch.jit.script` says without
@@ -211,7 +211,7 @@ class Twins:
 
         def halves() -> Tensor:
             boundary = runtime.run_training_prefix(*theirs[0], **theirs[1])
-            given = BoundaryPayload.from_bytes(boundary.to_bytes()) if wire else boundary
+            given = sent(boundary, batch) if wire else boundary
             loss, gradients = runtime.train_suffix(given, loss_fn=penalised(self.split, seed))
             runtime.backward_prefix(boundary, gradients)
             return loss
@@ -250,6 +250,13 @@ class Twins:
 def _gradients(inputs: Inputs) -> list[tuple[bool, Tensor | None]]:
     """Of each input, whether it is a leaf, and its gradient if so: one that was written into may be none."""
     return [(t.is_leaf, t.grad if t.is_leaf else None) for t in tensors(list(inputs))]
+
+
+def sent(boundary: BoundaryPayload, batch: int) -> BoundaryPayload:
+    """What a boundary is after it was sent as bytes, or, at odd batches, copied: a forward that waits can't be."""
+    if batch % 2 and type(boundary) is BoundaryPayload:
+        return copy.deepcopy(boundary)
+    return BoundaryPayload.from_bytes(boundary.to_bytes())
 
 
 def _bared(model: nn.Module) -> None:
