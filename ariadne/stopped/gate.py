@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,26 @@ class _Gate:
         self.before = module.__dict__.get(slot)
         self.plain = slot == _SLOT and not self.had  # whether nothing else stands there
         self.waiting = 0
+        self.copies: list[_Gate] = []  # before modules that forward copied from this one meanwhile
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Gate:
+        """One before the copy of the module, which is gone when this one is."""
+        made = type(self)(self.module, self.slot)
+        made.module, made.had, made.plain = memo.get(id(self.module), self.module), self.had, self.plain
+        made.before = copy.deepcopy(self.before, memo)
+        self.copies.append(made)
+        return made
+
+    def leave(self) -> None:
+        """Let stand before the module, and before copies of it, what would stand there without the gate."""
+        for gate in (self, *self.copies):
+            own = gate.module.__dict__
+            if own.get(gate.slot) is not gate:
+                continue
+            if gate.had:
+                own[gate.slot] = gate.before
+            else:
+                del own[gate.slot]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         awaited: Awaited | None = getattr(_here, "awaited", None)
@@ -81,9 +102,5 @@ class Awaited:
             if gate is None:
                 return
             gate.waiting -= 1
-            if not gate.waiting and self.module.__dict__.get(self.slot) is gate:
-                assert gate is not None
-                if gate.had:
-                    self.module.__dict__[self.slot] = gate.before
-                else:
-                    del self.module.__dict__[self.slot]
+            if not gate.waiting:
+                gate.leave()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
 
@@ -318,3 +319,27 @@ def test_inputs_with_a_graph_of_their_own_are_refused_where_it_would_be_walked_t
         runtime.train_suffix(boundary, loss_fn=total)
     with pytest.raises(TrainingError, match="computed from one another"):
         runtime.run_training_prefix(made, made.sin())
+
+
+class Targets(nn.Module):
+    """At its first call it copies a module, as a target network is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+        self.target: nn.Module | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.target is None:
+            self.target = copy.deepcopy(self.a)
+        found: torch.Tensor = self.c(self.b(self.a(x) - self.target(x).detach()))
+        return found
+
+
+def test_a_module_that_forward_copies_holds_nothing_of_ours() -> None:
+    torch.manual_seed(0)
+    model, x = Targets(), torch.randn(3, 8)
+    whole = copy.deepcopy(model)
+    runtime = prepare_split(model, (x,), split="after:a", fallback="python")
+    assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), whole(x))
+    assert vars(model.target).keys() == vars(whole.target).keys()
