@@ -478,14 +478,15 @@ def example_of(model: nn.Module, args: Sequence[Any], given: Mapping[str, Any] |
     tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
     if not tensors:
         raise InputError(
-            f"example inputs hold no tensor (found {', '.join(type(x).__name__ for x in leaves[:4]) or 'nothing'}), and a split "
-            "begins with the tensors that forward is given; pass at least one. An object that holds some may be passed as "
+            "example inputs hold no tensor, and a split begins with the tensors that forward is given; pass at least one (found "
+            f"{', '.join(type(x).__name__ for x in leaves[:4]) or 'nothing'}). An object that holds some may be passed as "
             "dict(thing). Where forward makes its first tensor itself, let it take that as an argument, such as a default that "
             "None stands for"
         )
-    if any(t.is_nested for t in tensors):
+    if any(t.is_nested and (t is tensors[0] or t.layout is torch.strided) for t in tensors):
         raise InputError(
-            "an example input is nested, which has no sizes; pass it padded, with a mask, or as a list of tensors"
+            "an example input is nested, and has no batch, or no sizes, to be read; pass it padded, with a mask, or as a list of "
+            "tensors"
         )
     if any(t.is_meta for t in tensors):
         raise InputError("example inputs are on the meta device, so there is nothing to run; pass tensors with data")

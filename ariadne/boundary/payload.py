@@ -33,7 +33,8 @@ class BoundaryPayload:
     save for tensors made under `torch.inference_mode()` and writes through `.data` or `.numpy()`, which torch doesn't count.
 
     `to_bytes` and `from_bytes` write and read it as bytes without pickle; reading checks every length before it
-    allocates, and raises `PayloadError` for anything malformed. A deep copy, and what pickle makes, is as what was sent so.
+    allocates, and raises `PayloadError` for anything malformed. A deep copy has values of its own,
+    and so has what pickle makes of it; neither has the graph.
 
     >>> boundary = runtime.run_prefix(torch.randn(8, 3, 224, 224))
     >>> boundary.nbytes, {label: list(t.shape) for label, t in boundary.tensors.items()}
@@ -331,13 +332,10 @@ class BoundaryPayload:
         return found
 
     def __copy__(self) -> BoundaryPayload:
-        found = type(self).__new__(type(self))
-        for name in self.__slots__[1:]:  # all but who refers to it
-            setattr(found, name, getattr(self, name))
-        return found
+        return self  # it is trained once, and what its step leaves is for its prefix
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BoundaryPayload:
-        """The same with values of its own, as `to_bytes` and `from_bytes` make it: no graph, and nothing that others can reach."""
+        """The same with values of its own, each with memory of its own, and without the graph."""
         self.refuse_if_written()
         self.put_back_quiet()
 
@@ -379,6 +377,7 @@ def _digest(data: bytes | bytearray | memoryview) -> bytes:
 
 
 def _unpickled(data: bytes, device: str) -> BoundaryPayload:
+    """What pickle reads, who has been trusted already."""
     return BoundaryPayload.from_bytes(data, device=device, max_bytes=1 << 62)
 
 

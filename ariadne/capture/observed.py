@@ -309,8 +309,13 @@ def _moves_on(value: Any) -> str:
     return "an iterator" if is_a(value, Iterator) and not is_a(value, (torch.Tensor, *weakref.ProxyTypes)) else ""
 
 
-def refuse_layouts(example: Example) -> None:
-    """Raise `UnsupportedError` for inputs that are sparse or nested: no plan tells their memory."""
+def refuse_layouts(model: nn.Module, example: Example) -> None:
+    """Raise `UnsupportedError` for inputs that are sparse or nested, whose memory no plan tells, and for sparse parameters."""
+    odd = next(((name, how) for name, p in model.named_parameters() if (how := other_layout(p))), None)
+    if odd is not None:
+        raise UnsupportedError(
+            f"the parameter {odd[0]!r} is {odd[1]}, whose memory no plan tells; keep it dense, or in a buffer"
+        )
     args, kwargs = tree.unflatten(example.leaves, example.spec)
     for label, leaf in (*tree.paths(args), *(found for key in kwargs for found in tree.paths(kwargs[key], repr(key)))):
         if isinstance(leaf, torch.Tensor) and (how := other_layout(leaf)):

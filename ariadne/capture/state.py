@@ -503,7 +503,10 @@ class Snapshot:
         self._put_back(None)
         self.memories.forget()
         for p, data, gradient, flag in self._parameters:
-            if p.data.untyped_storage()._cdata != data.untyped_storage()._cdata or p.shape != data.shape:
+            moved = p.layout is torch.strided and (
+                p.data.untyped_storage()._cdata != data.untyped_storage()._cdata or p.shape != data.shape
+            )
+            if moved:
                 p.data = data
             if p.grad is not gradient:
                 p.grad = gradient

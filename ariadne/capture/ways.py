@@ -92,7 +92,7 @@ def capture(
     refuse_scripted(model)
     refuse_cached_weights(model)
     refuse_function_modes()
-    refuse_layouts(example)
+    refuse_layouts(model, example)
     other = another(size, batches)
     try:
         real = observe(model, example, size, batch_symbol, grad, other=other)

@@ -120,7 +120,10 @@ def imported_in(code: CodeType) -> tuple[str, ...]:
 
 
 def _compared_in(code: CodeType) -> set[str]:
-    """The texts in a function's code that it does nothing with but compare what was loaded before, as in `== "__main__"`."""
+    """The texts in a function's code that it does nothing with but compare what was loaded before, as in `== "__main__"`.
+
+    What was compared may be a name itself, by which a module is asked for then: that one is known where the code that makes it is.
+    """
     steps = [step for step in dis.get_instructions(code) if step.opname != "CACHE"]
     pairs = [*zip(steps, (*steps[1:], None), strict=True)]
     loaded = [(step.argval, after) for step, after in pairs if isinstance(step.argval, str) and "CONST" in step.opname]

@@ -120,7 +120,8 @@ def _followers(cut: Cut, cuts: Sequence[Cut]) -> list[int]:
     found: list[int] = []
     for j, other in enumerate(cuts) if asks_after(*_sided(cut)) else ():
         mine, theirs = _sided(cut), _sided(other)
-        if other is cut or not asks_after(*theirs) or not serves(mine, theirs):
+        alike = other.plan.grad_enabled == cut.plan.grad_enabled
+        if other is cut or not alike or not asks_after(*theirs) or not serves(mine, theirs):
             continue
         if all(serves(theirs, there) or serves(there, theirs) for there in map(_sided, (cuts[k] for k in found))):
             found.append(j)

@@ -329,8 +329,8 @@ class Plans:
             explain(plan, nn.Module(), args, kwargs, batches)
             raise AriadneError("this call has another structure than the example; please report this as a bug")
         along = plan.batched
-        batched = {i: along[k] for i, k in enumerate(at) if k in along}
-        sizes = sizes_at(plan.sizes, at)
+        batched = {i: along[k] for i, k in enumerate(at) if k in along and isinstance(leaves[i], torch.Tensor)}
+        sizes = tuple(size for size in sizes_at(plan.sizes, at) if leaves[size.leaf] is not None)
         sizes_in(sizes, leaves)
         batch = next((leaves[i].shape[dim] for i, dim in batched.items()), plan.traced_batch)
         new = {None, *(k for k, _ in plan.literals)}  # where a tensor stands that the plan has none for

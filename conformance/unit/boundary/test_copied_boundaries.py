@@ -94,8 +94,4 @@ def test_a_copy_of_a_training_boundary_trains_as_bytes_do(how: str) -> None:
 def test_a_shallow_copy_is_the_same_boundary() -> None:
     _, runtime, x = prepared("input")
     boundary = runtime.run_prefix(x)
-    again = copy.copy(boundary)
-    x.add_(1)
-    assert all(a is b for a, b in zip(again.raw, boundary.raw, strict=True))
-    with pytest.raises(BoundaryError, match="was written into"):
-        runtime.run_suffix(again)
+    assert copy.copy(boundary) is boundary

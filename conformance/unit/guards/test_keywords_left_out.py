@@ -97,6 +97,24 @@ def test_none_may_come_where_it_is_the_default(form: str, first: int) -> None:
     assert len(runtime.plans) == 2
 
 
+class First(Plain):
+    def forward(self, mask: torch.Tensor | None = None, x: torch.Tensor = X) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(x, mask)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_none_may_come_first_where_the_batch_was_read(training: bool) -> None:
+    model = First()
+    runtime = prepare_split(model, (MASK, X), split="after:a")
+    for args in ((None, X), (MASK, X), (None, X[:1])):
+        if training:
+            boundary = runtime.run_training_prefix(*args)
+            output, _ = runtime.train_suffix(boundary, loss_fn=lambda out, _: out.sum())
+            same(model(*args).sum(), output)
+        else:
+            same(model(*args), runtime.run_suffix(runtime.run_prefix(*args)))
+
+
 def test_none_where_forward_needs_a_tensor_is_refused() -> None:
     runtime = prepare_split(Plain(), (X, MASK), split="after:a")
     with pytest.raises(InputError, match="must be a tensor"):

@@ -97,3 +97,33 @@ def test_a_buffer_of_another_layout_is_noticed_where_forward_asks(first: str, as
         else:
             with pytest.raises(ModuleError, match="which tensors stand where"):
                 runtime.run_prefix(x)
+
+
+def test_a_jagged_input_beside_a_dense_one_is_served_by_the_models_own_python() -> None:
+    class Padded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.c = nn.Linear(8, 8), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor, rows: Tensor) -> Tensor:
+            found: Tensor = self.c(self.a(x)) + rows.to_padded_tensor(0.0).sum()
+            return found
+
+    torch.manual_seed(0)
+    model, x = Padded(), torch.randn(2, 8)
+    rows = torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(3, 8)], layout=torch.jagged)
+    with pytest.raises(UnsupportedError, match=r"input \[1\] is nested"):
+        prepare_split(model, (x, rows), split="after:a")
+    runtime = prepare_split(model, (x, rows), split="after:a", fallback="python")
+    assert torch.equal(runtime.run_suffix(runtime.run_prefix(x, rows)), model(x, rows))
+
+
+def test_a_sparse_parameter_is_refused_by_name_and_served_by_the_models_own_python() -> None:
+    torch.manual_seed(0)
+    model, x = Graph(ASKS["layout"]), torch.randn(4, 8)
+    del model.kept
+    model.kept = nn.Parameter(torch.randn(4, 4).relu().to_sparse())
+    with pytest.raises(UnsupportedError, match=r"the parameter 'kept' is of layout torch\.sparse_coo"):
+        prepare_split(model, (x,), split="after:a")
+    runtime = prepare_split(model.eval(), (x,), split="after:a", fallback="python")
+    assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), model(x))
