@@ -219,9 +219,9 @@ class Recorder(ProxyTorchDispatchMode):
                 self.recording.raised = True
                 if not self.recording.failed and raised_by_data(func, plain(args), plain(kwargs), error):
                     self.note_failure(str(func), error)
-                for t in tensors_in((args, tuple(kwargs.values()))):  # whose sizes may be why
-                    self.recording.asked |= {storage_of(t)} & self.state
-                    self.recording.sized[id(t)] = t
+                given = {id(t): t for t in tensors_in((args, tuple(kwargs.values())))}  # whose sizes may be why
+                self.recording.asked |= {*map(storage_of, given.values())} & self.state
+                self.recording.sized |= given
                 raise
             finally:
                 self.depth -= 1

@@ -140,22 +140,23 @@ def _has_no(model: nn.Module, plan: TracePlan, key: str) -> bool:
     name = dict(plan.inputs).get(at.get(key, -1))
     if name is None or plan.values[name].kind != "input":
         return False
+    return _defaults(model).get(key, key) is None
+
+
+def _defaults(model: nn.Module) -> dict[str, Any]:
+    """The defaults of forward's parameters, in order; nothing where it is no function of Python's."""
     try:
-        return inspect.signature(model.forward).parameters[key].default is None
-    except (KeyError, TypeError, ValueError):  # forward has no such parameter, or is no function of Python's
-        return False
+        return {name: p.default for name, p in inspect.signature(model.forward).parameters.items()}
+    except (TypeError, ValueError):
+        return {}
 
 
 def may_be_none(model: nn.Module, spec: tree.Spec) -> set[int]:
     """The leaves of a call in this form that stand where forward, or the class of a dataclass, has None unless told otherwise."""
-    try:
-        parameters = [*inspect.signature(model.forward).parameters.values()]
-    except (TypeError, ValueError):  # no function of Python's
-        parameters = []
     positional, _ = spec.children
     found, start = _none_in(spec, 0), 0
-    for child, parameter in zip(positional.children, parameters, strict=False):
-        if child.kind == tree.LEAF and parameter.default is None:
+    for child, default in zip(positional.children, _defaults(model).values(), strict=False):
+        if child.kind == tree.LEAF and default is None:
             found.add(start)
         start += child.size
     return found

@@ -308,7 +308,7 @@ def explain(
             raise InputError(f"input {name} must be {value.describe()}; found {found}. Convert it, or prepare again")
         if leaf.device.type != value.device.split(":")[0]:
             raise InputError(f"input {name} was captured on {value.device}; found {found}. Move it, or prepare again")
-    sizes_in([size for size in sizes_at(plan.sizes, at) if leaves[size.leaf] is not None], leaves)
+    sizes_in(sizes_at(plan.sizes, at), leaves)
     if batch is not None and batch not in batches:
         raise BatchError(
             f"batch {batch} lies outside dynamic_batch ({batches.start}, {batches.stop - 1}); prepare with a range that holds it"

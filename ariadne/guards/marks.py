@@ -186,7 +186,7 @@ class Asked(OfTables):
                 same = first.setdefault(id(t), name) if "ties" in self.asks and t is not None else ""
                 kind = type(t).__name__ if "class" in self.asks and t is not None else ""
                 if "sparse" in self.asks and t is not None and t.layout is not torch.strided:
-                    kind = f"{kind} of {t.layout}".lstrip()
+                    kind = f"{kind or 'one'} of layout {t.layout}"
                 found[name] = (t is None, kind, same)
         return found
 
@@ -290,7 +290,7 @@ class Classes(OfTables):
 
 
 def _named(kind: type, wants_gradient: bool, layout: torch.layout) -> str:
-    how = f" of {layout}" if layout is not torch.strided else ""
+    how = f" of layout {layout}" if layout is not torch.strided else ""
     wanting = " that requires a gradient" if wants_gradient else ""
     return "None" if kind is type(None) else f"a {kind.__qualname__}{how}{wanting}"
 
