@@ -32,7 +32,7 @@ from ariadne.errors import (
 from ariadne.guards import is_a, not_called, searched_once
 from ariadne.imports import imported
 from ariadne.plan import TracePlan, uses
-from ariadne.runtime import AT_FAULT, Settings, SplitRuntime, prove
+from ariadne.runtime import AT_FAULT, OnChange, Settings, SplitRuntime, prove
 
 if TYPE_CHECKING:
     from ariadne.stopped import MixedSplit, PythonSplit
@@ -61,6 +61,7 @@ def prepare_split(
     example_kwargs: Mapping[str, Any] | None = None,
     more_examples: Sequence[Any] = (),
     fallback: Literal["refuse"] = "refuse",
+    on_change: OnChange = "capture",
 ) -> SplitRuntime: ...
 @overload
 def prepare_split(
@@ -74,6 +75,7 @@ def prepare_split(
     example_kwargs: Mapping[str, Any] | None = None,
     more_examples: Sequence[Any] = (),
     fallback: Fallback,
+    on_change: OnChange = "capture",
 ) -> SplitRuntime | PythonSplit | MixedSplit: ...
 def prepare_split(
     model: nn.Module,
@@ -86,6 +88,7 @@ def prepare_split(
     example_kwargs: Mapping[str, Any] | None = None,
     more_examples: Sequence[Any] = (),
     fallback: Fallback = "refuse",
+    on_change: OnChange = "capture",
 ) -> SplitRuntime | PythonSplit | MixedSplit:
     """Capture `model` once and split it at `split`, ready to run and to train on any batch in the range.
 
@@ -98,8 +101,10 @@ def prepare_split(
     tuple and a dict of keywords: of other paths, where Python branches on data, or of batches that need a plan of their own; else
     the first call that needs one waits for it. `fallback`: what to do where no graph holds forward: "refuse" raises the error that
     says why; "python" gives a `PythonSplit`, which stops the model's own Python at the end of a module's call and goes on with it;
-    "python-suffix" gives a `MixedSplit`, whose prefix is a graph and whose suffix is the model's own Python. The model is left as
-    found, training flags, buffers, gradients and RNG state included.
+    "python-suffix" gives a `MixedSplit`, whose prefix is a graph and whose suffix is the model's own Python. `on_change`: what a
+    call does that finds the model otherwise than it was captured, such as in eval mode now, with another dropout rate or with a
+    module replaced: "capture" makes a plan of the model as it is now; "refuse" raises `ModuleError`, which says what changed. The
+    model is left as found, training flags, buffers, gradients and RNG state included.
 
     Raises `SpecError` and `InputError` for invalid arguments, `CaptureError` where forward can't be held in a
     plan, `FrontierError` where there is no such cut, `VerificationError` where split and whole differ on the example.
@@ -107,7 +112,7 @@ def prepare_split(
     >>> runtime = prepare_split(model, (torch.randn(2, 3, 224, 224),), split="after:layer3")
     >>> output = runtime.run_suffix(runtime.run_prefix(torch.randn(7, 3, 224, 224)))
     """
-    settings = _settings(split, mode, objective, compile_options)
+    settings = _settings(split, mode, objective, compile_options, on_change)
     example = example_of(model, example_inputs, example_kwargs, settings.spec)
     return copy_context().run(_with_fallback, model, example, settings, True, fallback, more_examples)
 
@@ -124,6 +129,7 @@ def prepare_split_replay(
     example_kwargs: Mapping[str, Any] | None = None,
     more_examples: Sequence[Any] = (),
     fallback: Literal["refuse"] = "refuse",
+    on_change: OnChange = "capture",
 ) -> SplitRuntime: ...
 @overload
 def prepare_split_replay(
@@ -137,6 +143,7 @@ def prepare_split_replay(
     example_kwargs: Mapping[str, Any] | None = None,
     more_examples: Sequence[Any] = (),
     fallback: Fallback,
+    on_change: OnChange = "capture",
 ) -> SplitRuntime | PythonSplit | MixedSplit: ...
 def prepare_split_replay(
     model: nn.Module,
@@ -149,6 +156,7 @@ def prepare_split_replay(
     example_kwargs: Mapping[str, Any] | None = None,
     more_examples: Sequence[Any] = (),
     fallback: Fallback = "refuse",
+    on_change: OnChange = "capture",
 ) -> SplitRuntime | PythonSplit | MixedSplit:
     """As `prepare_split`, for inference only: what training alone would need is not captured until it is asked for.
 
@@ -158,16 +166,20 @@ def prepare_split_replay(
     >>> runtime.run_suffix(runtime.run_prefix(torch.randn(7, 3, 224, 224))).shape
     torch.Size([7, 1000])
     """
-    settings = _settings(split, mode, objective, compile_options)
+    settings = _settings(split, mode, objective, compile_options, on_change)
     example = example_of(model, example_inputs, example_kwargs, settings.spec)
     return copy_context().run(_with_fallback, model, example, settings, False, fallback, more_examples)
 
 
 def _settings(
-    split: SplitSpec | str, mode: ExecutionMode, objective: Objective | None, compile_options: Mapping[str, Any] | None
+    split: SplitSpec | str,
+    mode: ExecutionMode,
+    objective: Objective | None,
+    compile_options: Mapping[str, Any] | None,
+    on_change: OnChange,
 ) -> Settings:
     spec = split if isinstance(split, SplitSpec) else SplitSpec(boundary=split)
-    return Settings(spec, parse_boundary(spec.boundary), mode, objective, compile_options)
+    return Settings(spec, parse_boundary(spec.boundary), mode, objective, compile_options, on_change)
 
 
 @dataclass(frozen=True)
@@ -250,7 +262,8 @@ def _with_fallback(
 
     def prefix(part: nn.Module, boundary: str) -> SplitRuntime:
         spec = replace(settings.spec, boundary=boundary, trainable=False, max_paths=1)
-        return _prepare(part, example, replace(settings, spec=spec, boundary=parse_boundary(boundary)), training)
+        cut = replace(settings, spec=spec, boundary=parse_boundary(boundary), on_change="refuse")
+        return _prepare(part, example, cut, training)
 
     mixed: MixedSplit = imported("ariadne.stopped").beside(stopped, prefix, example)
     return mixed

@@ -41,5 +41,5 @@ from ariadne.runtime.training import (
     walks,
     watched_walk,
 )
-from ariadne.runtime.variant import Settings, Variant, keeps_sides, told_apart
+from ariadne.runtime.variant import OnChange, Settings, Variant, keeps_sides, told_apart
 from ariadne.runtime.waiting import Ends, caught, leaves_of, led_to, rejoins

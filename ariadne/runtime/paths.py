@@ -376,9 +376,9 @@ class Paths(Plans):
                 entered = other.enter(*call)
                 if entered is None:
                     continue
-                paths += 1
-                if not other.prefix_guard():
+                if not other.guard():
                     continue
+                paths += 1
                 likely.append((_answers(asked.plan, question, other.plan), other, entered))
         for fits, other, entered in sorted(likely, key=lambda found: (-found[0], -self._asked(found[1]))):
             if fits >= 0:

@@ -12,7 +12,7 @@ from ariadne import tree
 from ariadne.boundary import BoundaryPayload, no_boundary
 from ariadne.capture import Captured, Example, capturing, drawn_by
 from ariadne.cut import SIDES, Boundary, SplitCandidate, frontiers, select
-from ariadne.errors import AriadneError, BatchError, BoundaryError, FrontierError
+from ariadne.errors import AriadneError, BatchError, BoundaryError, FrontierError, ModuleError
 from ariadne.forks import rlock
 from ariadne.guards import Baseline, as_before, explain, matched, state_types
 from ariadne.plan import TracePlan, sizes_at, sizes_in
@@ -54,6 +54,8 @@ class Plans:
         self._lock = rlock()
         self._plans = dict(plans)
         self._variants: list[Variant] = []
+        self._change = ""  # what the plans that would serve the call find changed
+        self._changes = 0  # calls that were captured for one
         self._dropped: set[tuple[str, str]] = set()  # the keys of variants that made way for others
         self._rests: dict[Any, Any] = {}  # how a call goes on from a question of one plan in another
         self._answered: dict[Any, Any] = {}  # the same, by a question's answer
@@ -197,7 +199,7 @@ class Plans:
         """The plan that serves this call, that of the last call if it does, and the inputs of its prefix."""
         variant = self._now[training]
         entered = variant.enter(args, kwargs)
-        if entered is None or not variant.prefix_guard():
+        if entered is None or not variant.guard():
             return self._enter_anew(args, kwargs, training)
         return variant, entered
 
@@ -216,7 +218,8 @@ class Plans:
     def _known(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
     ) -> tuple[Variant, tuple[Any, ...]] | None:
-        """The plan that serves this call, if there is one; raises where the model was changed."""
+        """The plan that serves this call, if there is one; raises where the model was changed and that is to be refused."""
+        self._change = ""
         with self._lock:
             latest = self._variants[::-1]
             for variant in sorted(latest, key=self._asked, reverse=True):
@@ -224,17 +227,26 @@ class Plans:
                     continue
                 entered = variant.enter(args, kwargs)
                 if entered is not None:
-                    if not variant.prefix_guard():
-                        if variant.is_past():
-                            continue
-                        variant.prefix_guard.explain()
+                    if not variant.guard() and (variant.is_past() or self._is_changed(variant)):
+                        continue
                     self._use(variant, training)
                     return variant, entered
-            if not self._now[training].is_past():
+            if self.settings.on_change == "refuse" and not self._now[training].is_past():
                 for guard in self._now[training].guards:
                     if not guard():
                         guard.explain(serving=False)
         return None
+
+    def _is_changed(self, variant: Variant) -> bool:
+        """Whether the model is another than a plan relies on; raises `ModuleError` where such calls are to be refused."""
+        try:
+            variant.guard.explain()
+        except ModuleError as error:
+            if self.settings.on_change == "refuse":
+                raise
+            self._change = str(error)
+            return True
+        return False
 
     def _use(self, variant: Variant, training: bool) -> None:
         """Take a plan for the next call, too; of those that may make way for others, the one used last goes last."""

@@ -69,7 +69,7 @@ class SplitRuntime(Told):
         """
         variant = self._now[False]  # here and below, what `enter` and `variant.run` do, without the price of a call
         entered = variant.enter(args, kwargs)
-        if entered is None or not variant.prefix_guard():
+        if entered is None or not variant.guard():
             variant, entered = self._enter_anew(args, kwargs, False)
         if variant.prefix_moves is not None or variant.state.before:
             return self._asking_prefix(variant, entered, (args, kwargs), False)

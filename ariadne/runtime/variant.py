@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -51,6 +51,10 @@ if TYPE_CHECKING:
     from ariadne.compiled import SegmentReport
 
 
+OnChange = Literal["capture", "refuse"]  # what a call does that finds the model changed
+ON_CHANGE = ("capture", "refuse")
+
+
 @dataclass(frozen=True)
 class Settings:
     """How a runtime was asked to be: kept so that it can cut, capture and copy itself again."""
@@ -60,9 +64,12 @@ class Settings:
     mode: ExecutionMode
     objective: Objective | None
     compile_options: Mapping[str, Any] | None
+    on_change: OnChange = "refuse"
 
     def __post_init__(self) -> None:
         """Raises `SpecError` for a mode that there is not, and for options that don't go with it; they are copied."""
+        if self.on_change not in ON_CHANGE:
+            raise SpecError(f"on_change is one of {', '.join(map(repr, ON_CHANGE))}; found {self.on_change!r}")
         if self.mode not in MODES:
             raise SpecError(f"mode must be one of {', '.join(map(repr, MODES))}; found {self.mode!r}")
         if self.compile_options is not None and not isinstance(self.compile_options, Mapping):
@@ -105,6 +112,9 @@ class Variant:
         nobody: Any = Absent(plan.apart.part) if plan.apart is not None else None
         guards = {p.name: ModuleGuard(plan, range(p.start, p.stop), baseline) for p in self.parts.values()}
         self.prefix_guard, self.suffix_guard = (guards.get(name, nobody) for name in SIDES)
+        # What a call asks at its door: where a change gets a plan of its own, of the suffix too, since the prefix is to run by it.
+        follows = settings.on_change == "capture" and len(guards) == len(SIDES)
+        self.guard = ModuleGuard(plan, range(plan.first, plan.first + len(plan.nodes)), baseline) if follows else self.prefix_guard
         self.enter, self.suffix_state = nobody, nobody
         try:
             if "suffix" in guards:
