@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from ariadne.compiled import SegmentReport
 
 MOST_PLANS = 16
+MANY_CHANGES = 16  # of a model, each of which had a plan captured: then something changes at each call
 
 
 _DONE = "_ariadne_done"  # an attribute of an error of forward's: what it had done stands
@@ -56,6 +59,7 @@ class Plans:
         self._variants: list[Variant] = []
         self._change = ""  # what the plans that would serve the call find changed
         self._changes = 0  # calls that were captured for one
+        self._unlisted: dict[int, Callable[[], Any]] = {}  # parameters that no side had when these were asked for
         self._dropped: set[tuple[str, str]] = set()  # the keys of variants that made way for others
         self._rests: dict[Any, Any] = {}  # how a call goes on from a question of one plan in another
         self._answered: dict[Any, Any] = {}  # the same, by a question's answer
@@ -66,8 +70,13 @@ class Plans:
         self._slots: tuple[list[Variant], list[Any], int, SideSlots] = [], [], -1, NO_SLOTS
         self._reports: list[SegmentReport] = []  # of all plans that there ever were
         self._by_key: dict[tuple[str, str], list[Variant]] = {}  # they differ in what they rest on
-        for plan, (candidates, baseline) in self._plans.items():
-            self._add(self._cut(plan, candidates, baseline, chosen))
+        for plan, (candidates, baseline) in [*self._plans.items()]:
+            try:
+                self._add(self._cut(plan, candidates, baseline, chosen))
+            except ModuleError:  # of a model as it was once
+                if not self._variants:
+                    raise
+                del self._plans[plan]
         self._main = self._variants[0]
         by_questions = sorted(self._variants, key=self._asked, reverse=True)
         self._now = {
@@ -244,7 +253,7 @@ class Plans:
         except ModuleError as error:
             if self.settings.on_change == "refuse":
                 raise
-            self._change = str(error)
+            self._change = self._change or str(error)  # of the plan that was used last
             return True
         return False
 
@@ -312,11 +321,16 @@ class Plans:
                 and sizes == dict(v.plan.traced_sizes)
                 and all(tree.identical(example.leaves[i], value) for i, value in v.plan.literals)
             )
+            change, begun = self._change, time.monotonic()
             captured = self._recapture(example, training, next(mine, None))
             plan, candidates = captured.plan, frontiers(captured.plan)
             with self._lock:
                 variant = self._cut(plan, candidates, captured.baseline)
+            if change and training:
+                self._refuse_unlisted(variant, change)
             self._prove(variant, captured, example, training)
+            if change:
+                self._count(change, time.monotonic() - begun)
             with self._lock:
                 self._add(variant)
                 self._plans[plan] = candidates, captured.baseline
@@ -328,6 +342,29 @@ class Plans:
                     )
                 self._now[training] = variant
             return variant, entered
+
+    def _count(self, change: str, seconds: float) -> None:
+        """Count a call that was captured since the model was changed; warn where there come to be many."""
+        self._changes += 1
+        if self._changes == MANY_CHANGES:
+            warnings.warn(
+                f"the model was changed between calls {MANY_CHANGES} times, and each time a plan was captured for it; the last one "
+                f"took {seconds:.1f} s. The change was: {change.partition('; ')[0]}. A number that changes at each call is "
+                "followed without a capture where it stands in a buffer, or is an input",
+                stacklevel=2,
+            )
+
+    def _refuse_unlisted(self, variant: Variant, change: str) -> None:
+        """Raise `ModuleError` where the changed model trains a parameter that no optimizer of a side's parameters has."""
+        for path, name in (pair for reads in variant.reads.values() for pair in reads):
+            p = self.model.get_submodule(path)._parameters.get(name)
+            if p is not None and p.requires_grad and self._unlisted.get(id(p), lambda: None)() is p:
+                where = f"{path}.{name}".lstrip(".")
+                raise ModuleError(
+                    f"the model was changed ({change.partition('; ')[0]}), and now forward reads the parameter {where!r}, which "
+                    "was among neither side's parameters when these were asked for: an optimizer made of them would not step it. "
+                    "Call prepare_split again, and make the optimizers anew"
+                )
 
     def _prove(self, variant: Variant, captured: Captured, example: Example, trains: bool) -> None:
         """Hold a plan that was captured for a call against the model, before it serves one."""
@@ -381,7 +418,12 @@ class Plans:
         variant = variants[-1]
         if len(variants) > 1:
             variant = next((v for v in variants if v.made(boundary)), None) or next(
-                (v for v in reversed(variants) if v.suffix_state(False) and not other_device(boundary, v)), variant
+                (
+                    v
+                    for v in reversed(variants)
+                    if v.suffix_guard() and v.suffix_state(False) and not other_device(boundary, v)
+                ),
+                variant,
             )
         if not variant.made(boundary):
             check_values(self._narrowed(variant, boundary), variant)

@@ -23,14 +23,14 @@ from ariadne.cut import (
     select,
     with_trainable,
 )
-from ariadne.errors import BoundaryError, HalfError, SpecError, TrainingError, WitnessError
+from ariadne.errors import BoundaryError, HalfError, ModuleError, SpecError, TrainingError, WitnessError
 from ariadne.guards import calls_of, copied_model, not_called, references_hold
 from ariadne.imports import imported
 from ariadne.plan import Value
 from ariadne.runtime import casts, taps, training
 from ariadne.runtime.alike import together
 from ariadne.runtime.told import Told
-from ariadne.runtime.variant import Variant, told_apart
+from ariadne.runtime.variant import OnChange, Variant, told_apart
 from ariadne.segment import Halted
 
 if TYPE_CHECKING:
@@ -429,8 +429,13 @@ class SplitRuntime(Told):
         variants = (self._main, *(v for v in self._variants if v is not self._main))
         holding = [v for v in variants if all(guard() for guard in v.guards)]
         if not holding:
-            for guard in self._main.guards:
-                guard.explain()
+            try:
+                for guard in self._main.guards:
+                    guard.explain()
+            except ModuleError as error:
+                if self.settings.on_change == "refuse":
+                    raise
+                raise ModuleError(f"{error}. Or call the split once, which captures the model as it is now") from error
         holding = [v for v in holding if references_hold(v.plan, self.model, v.prefix_guard.baseline)]
         if not holding:
             raise HalfError(
@@ -480,13 +485,14 @@ class SplitRuntime(Told):
         *,
         mode: ExecutionMode | None = None,
         compile_options: Mapping[str, Any] | None = None,
+        on_change: OnChange | None = None,
     ) -> SplitRuntime:
         """The same plan, cut elsewhere or run in another way, as a new runtime; nothing is captured again.
 
-        `boundary` is any boundary string, a candidate of this plan, or its `split_id`; None stays at the cut in use. `mode` and
-        `compile_options` are those of `prepare_split`; without them they stay as they are. Raises `SpecError` for a string without
-        meaning, a candidate of another plan or options that don't go with the mode, `FrontierError` where there is no such cut or
-        it is not safe.
+        `boundary` is any boundary string, a candidate of this plan, or its `split_id`; None stays at the cut in use. `mode`,
+        `compile_options` and `on_change` are those of `prepare_split`; without them they stay as they are. Raises `SpecError` for a
+        string without meaning, a candidate of another plan or options that don't go with the mode, `FrontierError` where there is
+        no such cut or it is not safe.
 
         >>> [runtime.resplit(c).split_id for c in runtime.candidates if c.safe][:2]
         ['cut:1', 'cut:2']
@@ -506,7 +512,8 @@ class SplitRuntime(Told):
         parsed = old.boundary if boundary is None else parse_boundary(boundary)
         trains = partial(_trains, cache(self.model.get_submodule))
         plans = {p: (with_trainable(p, c, trains), b) for p, (c, b) in self._plans.items()}
-        settings = replace(old, boundary=parsed, mode=mode, compile_options=compile_options)
+        change = old.on_change if on_change is None else on_change
+        settings = replace(old, boundary=parsed, mode=mode, compile_options=compile_options, on_change=change)
         candidates = plans[self.plan][0]
         here = parse_boundary(self.candidate.split_id) if boundary is None else parsed
         chosen = select(self.plan, candidates, here, trainable=old.spec.trainable, objective=old.objective)

@@ -6,11 +6,12 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from torch import nn
 
 from ariadne.cut import SIDES, ends_of
-from ariadne.errors import SpecError
+from ariadne.errors import ModuleError, SpecError, named
 from ariadne.guards import VERSION, stamp
 from ariadne.imports import imported
 from ariadne.plan import short_dtype
@@ -48,6 +49,14 @@ class NotCalled:
             f"a {type(self).__name__} was called as a model is, but it is two halves: call "
             "runtime.run_suffix(runtime.run_prefix(...)); to train, run_training_prefix, train_suffix and backward_prefix"
         )
+
+
+def _part(model: nn.Module, path: str) -> nn.Module | None:
+    """The module of that path, if there is one."""
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        return None
 
 
 class Told(NotCalled, Paths):
@@ -89,16 +98,31 @@ class Told(NotCalled, Paths):
         """The parameters that the prefix reads, each once: for the optimizer that `backward_prefix` steps.
 
         Where Python branches on data, those of all paths: what no known path reads is counted to one side now, and stays there.
+        Raises `ModuleError` where a module was replaced whose parameters no call has met since.
         """
-        return [*self._owned().prefix]
+        return [*self._listed().prefix]
 
     def suffix_parameters(self) -> list[nn.Parameter]:
         """The parameters that the suffix reads, each once: for the optimizer that `train_suffix` steps, save the shared ones."""
-        return [*self._owned().suffix]
+        return [*self._listed().suffix]
 
     def shared_parameters(self) -> list[nn.Parameter]:
         """The parameters that both sides read, such as tied embeddings; `backward_prefix` completes their gradients."""
-        return [*self._owned().shared]
+        return [*self._listed().shared]
+
+    def _listed(self) -> Owned:
+        """What the sides own, as it is told the user; note is taken of the parameters that neither has."""
+        now, owned = self._now[True], self._owned()
+        if self.settings.on_change == "capture":
+            for path in sorted({path for reads in now.reads.values() for path, _ in reads}):
+                if _part(self.model, path) is not now.modules[path]:
+                    raise ModuleError(
+                        f"{named(path)} was replaced since the last call, and which side has its parameters shows at the next: run "
+                        "run_training_prefix once, or runtime.learn(example_inputs), and ask then"
+                    )
+            mine = {id(p) for p in (*owned.prefix, *owned.suffix)}
+            self._unlisted = {id(p): ref(p) for p in self.model.parameters() if id(p) not in mine}
+        return owned
 
     def _owned(self) -> Owned:
         now = self._now[True]
@@ -106,8 +130,10 @@ class Told(NotCalled, Paths):
             return now.owned()
         variants, dicts, total, slots = self._slots
         if VERSION is None or variants != self._variants or stamp(dicts) != total:
-            sides, at = self.sides(complete=True), self.model.get_submodule
-            slots = SideSlots([[(at(path)._parameters, key) for path, key in sides[side]] for side in SIDES])
+            sides, parts = self.sides(complete=True), dict(self.model.named_modules(remove_duplicate=False))
+            slots = SideSlots(
+                [[(parts[path]._parameters, key) for path, key in sides[side] if path in parts] for side in SIDES]
+            )
             if VERSION is not None:
                 dicts = [m._modules for m in self.model.modules()]
                 self._slots = [*self._variants], dicts, stamp(dicts), slots

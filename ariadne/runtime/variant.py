@@ -114,7 +114,11 @@ class Variant:
         self.prefix_guard, self.suffix_guard = (guards.get(name, nobody) for name in SIDES)
         # What a call asks at its door: where a change gets a plan of its own, of the suffix too, since the prefix is to run by it.
         follows = settings.on_change == "capture" and len(guards) == len(SIDES)
-        self.guard = ModuleGuard(plan, range(plan.first, plan.first + len(plan.nodes)), baseline) if follows else self.prefix_guard
+        self.guard = (
+            ModuleGuard(plan, range(plan.first, plan.first + len(plan.nodes)), baseline)
+            if follows
+            else self.prefix_guard
+        )
         self.enter, self.suffix_state = nobody, nobody
         try:
             if "suffix" in guards:

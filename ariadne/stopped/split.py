@@ -351,8 +351,12 @@ class PythonSplit(NotCalled):
         *,
         mode: ExecutionMode | None = None,
         compile_options: Mapping[str, Any] | None = None,
+        on_change: str | None = None,
     ) -> PythonSplit:
-        """The same model, stopped elsewhere, as a new runtime that is held against the model on the example."""
+        """The same model, stopped elsewhere, as a new runtime that is held against the model on the example.
+
+        `on_change` is that of a graph: here each call runs the model as it is.
+        """
         if mode not in (None, "generated_eager") or compile_options:
             raise SpecError(f"a Python split runs forward as it is, so there is no mode {mode!r}. {self.why}")
         if isinstance(boundary, CallCandidate):

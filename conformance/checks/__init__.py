@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from conformance.checks import (
     autocast,
+    changes,
     debug,
     forward,
     guards,
@@ -29,7 +30,7 @@ from conformance.suite.oracle import is_out_of_memory
 from conformance.suite.state import undisturbed
 from conformance.suite.statuses import Finding, Status, Stop
 
-_MODULES = (autocast, debug, forward, guards, halves, inputs, left, parts, payload, rows, source, train, twice)
+_MODULES = (autocast, changes, debug, forward, guards, halves, inputs, left, parts, payload, rows, source, train, twice)
 CHECKS: Mapping[str, Check] = MappingProxyType({module.CHECK.name: module.CHECK for module in _MODULES})
 LAST_LINES = 12
 

@@ -85,7 +85,7 @@ def _probe(bench: Bench, case: Case, probe: Probe, trained: bool = False) -> str
     Without gradients, or `trained`: then by the functions of training.
     """
     name = f"{probe.name}, in training" if trained else probe.name
-    split = bench.split("q50", case.training, trained=trained)
+    split = bench.split("q50", case.training, "refusing", trained=trained)
     twin = bench.whole(case.training)
     given, ours = probe.inputs(bench.inputs(REFERENCE)), probe.inputs(bench.inputs(REFERENCE))
     plain = _told(split) - {id(p) for p in split.model.parameters()}  # tensors that stand in no registry
@@ -212,7 +212,7 @@ def _other_dtype(t: torch.Tensor) -> torch.Tensor:
     return t.double() if t.is_floating_point() else t.to(torch.int32 if t.dtype != torch.int32 else torch.int64)
 
 
-def _replace(model: nn.Module) -> bool:
+def replaces(model: nn.Module) -> bool:
     """Put another class in the place of the last module that has parameters and no children."""
     named = [(p, m) for p, m in model.named_modules() if p and not list(m.children()) and list(m.parameters())]
     if not named:
@@ -223,12 +223,12 @@ def _replace(model: nn.Module) -> bool:
     return True
 
 
-def _flip(model: nn.Module) -> bool:
+def flips(model: nn.Module) -> bool:
     model.train(not model.training)
     return True
 
 
-def _hook(model: nn.Module) -> bool:
+def adds_a_hook(model: nn.Module) -> bool:
     model.register_forward_hook(_doubling)
     return True
 
@@ -340,9 +340,9 @@ PROBES = (
         lambda given: (given[0], {**given[1], "no_such_input": torch.zeros(REFERENCE)}),
         form=True,
     ),
-    Probe("a module of another class", _MODULE, change=_replace),
-    Probe("the other mode", _MODULE, change=_flip),
-    Probe("a new hook", _MODULE, change=_hook),
+    Probe("a module of another class", _MODULE, change=replaces),
+    Probe("the other mode", _MODULE, change=flips),
+    Probe("a new hook", _MODULE, change=adds_a_hook),
     Probe("another order of memory", _ANY, lambda given: _first(given, _turned)),
     Probe("another parameter in the place of one", _ANY, change=_other_parameter),
     Probe("another order of a weight's memory", _ANY, change=_turned_weight),

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from conformance.mutants import (
     boundaries,
     captures,
+    changed,
     containers,
     entrances,
     files,
@@ -49,6 +50,7 @@ _MODULES = (
     entrances,
     preparations,
     captures,
+    changed,
     containers,
     files,
     moved,

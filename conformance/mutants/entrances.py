@@ -175,10 +175,10 @@ class _Blind(ModuleGuard):
 
 
 def _blinded(variant: Variant, kind: type[_Blind]) -> None:
-    for guard in (variant.prefix_guard, variant.suffix_guard):
+    for name in ("prefix_guard", "suffix_guard", "guard"):
         blind = kind.__new__(kind)
-        blind.__dict__.update(guard.__dict__)
-        setattr(variant, "prefix_guard" if guard is variant.prefix_guard else "suffix_guard", blind)
+        blind.__dict__.update(getattr(variant, name).__dict__)
+        setattr(variant, name, blind)
 
 
 class _BlindToFlags(_Blind):

@@ -78,6 +78,13 @@ def load(target: str) -> Target:
     return found
 
 
+# What a runtime is asked for by the name of a backend; any other name is one of torch.compile.
+_AS_ASKED: dict[str, dict[str, Any]] = {
+    "debug": {"mode": "debug_interpreter"},
+    "refusing": {"on_change": "refuse"},
+}
+
+
 class Bench:
     """One model, of the zoo by its name or any other as an entry, against one target.
 
@@ -352,7 +359,8 @@ class Bench:
     def runtime(self, training: bool, backend: str = "generated") -> Any:
         """What the target prepared on the split's model, cut in the middle; it is there to be resplit, and is not run.
 
-        In generated mode, whose preparing is held against the model; every other backend runs the same plan.
+        In generated mode, whose preparing is held against the model; every other backend runs the same plan. "refusing" is
+        generated mode that refuses a changed model, where else a plan of it is captured.
         """
         side = self.side(training)
         if not side.prepared:
@@ -362,10 +370,8 @@ class Bench:
             side.before.restore()
         if backend not in side.prepared:
             in_part = {"on_compile_error": "eager"} if "compiled-in-part" in self.entry.tags else {}
-            side.prepared[backend] = side.prepared["generated"].resplit(
-                mode="debug_interpreter" if backend == "debug" else "compiled",
-                compile_options=None if backend == "debug" else {"backend": backend, **in_part},
-            )
+            compiled = {"mode": "compiled", "compile_options": {"backend": backend, **in_part}}
+            side.prepared[backend] = side.prepared["generated"].resplit(**_AS_ASKED.get(backend, compiled))
         return side.prepared[backend]
 
     def split(self, cut: str, training: bool, backend: str = "generated", *, trained: bool = False) -> Split:

@@ -62,6 +62,7 @@ def cases(model: str) -> tuple[Case, ...]:
         add("left", mode=mode)
     for mode in telling:
         add("autocast", cut="q50", mode=mode)
+        add("changes", mode=mode)
         add("guards", mode=mode)
         add("halves", cut="q50", mode=mode)
         add("parts", mode=mode)

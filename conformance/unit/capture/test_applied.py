@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ariadne import SplitSpec, prepare_split
+from ariadne import SplitSpec
 from ariadne.errors import ModuleError, UnsupportedError
+from conformance.unit.refusing import prepare_split
 
 
 class Straight(torch.autograd.Function):

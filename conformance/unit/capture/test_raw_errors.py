@@ -15,9 +15,10 @@ from torch import nn
 from torch._higher_order_ops.while_loop import while_loop
 from torch.utils.flop_counter import FlopCounterMode
 
-from ariadne import BoundaryPayload, SplitSpec, prepare_split
+from ariadne import BoundaryPayload, SplitSpec
 from ariadne.compare import difference
 from ariadne.errors import CaptureError, ModuleError, SpecError, TrainingError, UnsupportedError
+from conformance.unit.refusing import prepare_split
 
 Body = Callable[[Any, torch.Tensor], torch.Tensor]
 

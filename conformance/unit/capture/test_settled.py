@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ariadne import SplitSpec, prepare_split
+from ariadne import SplitSpec
 from ariadne.capture import ways
 from ariadne.errors import ModuleError, UnsupportedError
+from conformance.unit.refusing import prepare_split
 
 
 class Layers(nn.Module):

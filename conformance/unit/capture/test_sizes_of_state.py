@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ariadne.guards.baseline
-from ariadne import prepare_split
 from ariadne.errors import BoundaryError, ModuleError
+from conformance.unit.refusing import prepare_split
 
 ASKS: dict[str, Callable[[Tensor], Any]] = {
     "len": len,

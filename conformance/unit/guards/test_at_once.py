@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from ariadne import prepare_split
 from ariadne.errors import ModuleError
 from ariadne.guards import at_once, versions
 from ariadne.guards.at_once import Calm, changed_since
+from conformance.unit.refusing import prepare_split
 
 needs_versions = pytest.mark.skipif(versions.VERSION is None, reason="this Python has no versions of dicts")
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from ariadne import prepare_split
 from ariadne.errors import ModuleError, UnsupportedError
 from conformance.unit.held_kit import Net
+from conformance.unit.refusing import prepare_split
 from conformance.unit.trap_kit import numbers, same
 
 X = numbers(2, 4)

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ariadne import SplitRuntime, SplitSpec, prepare_split
+from ariadne import SplitRuntime, SplitSpec
 from ariadne.errors import ModuleError, UnsupportedError
+from conformance.unit.refusing import prepare_split
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 

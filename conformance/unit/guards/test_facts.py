@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 import ariadne.guards.facts
-from ariadne import BoundaryPayload, SplitRuntime, prepare_split
+from ariadne import BoundaryPayload, SplitRuntime
 from ariadne.errors import ModuleError
 from ariadne.guards import alike
 from ariadne.guards.facts import Facts
+from conformance.unit.refusing import prepare_split
 from conformance.unit.trap_kit import Twins
 
 NAMES = ("dtype", "device.type", "shape")

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ariadne import SplitSpec, prepare_split
+from ariadne import SplitSpec
 from ariadne.errors import ModuleError
 from ariadne.plan import storage_of
+from conformance.unit.refusing import prepare_split
 from conformance.unit.trap_kit import numbers
 
 X = numbers(2, 4)

@@ -12,11 +12,11 @@ from typing import Any, Protocol, runtime_checkable
 import pytest
 import torch
 
-from ariadne import prepare_split
 from ariadne.errors import ModuleError
 from ariadne.guards import switches
 from ariadne.guards.outside import Kinds
 from conformance.unit.guards.test_first_calls import Net, X, call
+from conformance.unit.refusing import prepare_split
 
 
 def raises(m: Any) -> int:

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ariadne import prepare_split
 from ariadne.errors import ModuleError
 from ariadne.guards import baseline
+from conformance.unit.refusing import prepare_split
 from conformance.unit.trap_kit import numbers, refuses_after
 
 X = numbers(2, 4)

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ariadne import prepare_split
 from ariadne.compare import difference
 from ariadne.errors import ModuleError, UnsupportedError
+from conformance.unit.refusing import prepare_split
 
 X = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
 

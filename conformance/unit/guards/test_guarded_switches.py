@@ -12,10 +12,11 @@ from torch import distributed, nn
 from torch.backends import mha
 from torch.nn.utils import parametrizations, parametrize
 
-from ariadne import ReplayBoundary, SplitRuntime, prepare_split
+from ariadne import ReplayBoundary, SplitRuntime
 from ariadne.errors import BoundaryError, GuardError, UnsupportedError
 from ariadne.guards import SWITCHES
 from ariadne.guards.calls import autocast_is
+from conformance.unit.refusing import prepare_split
 from conformance.unit.trap_kit import numbers
 
 get_num_threads = torch.get_num_threads

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ariadne import prepare_split
 from ariadne.errors import ModuleError
+from conformance.unit.refusing import prepare_split
 from conformance.unit.trap_kit import numbers
 
 X = numbers(2, 4)

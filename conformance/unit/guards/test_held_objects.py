@@ -15,10 +15,10 @@ import pytest
 import torch
 from torch import nn
 
-from ariadne import prepare_split
 from ariadne.errors import ModuleError, UnsupportedError
 from conformance.unit import held_names
 from conformance.unit.held_kit import Activation, Config, Net, a_default, agree, split_of, through_all, with_strays
+from conformance.unit.refusing import prepare_split
 
 
 class Slotted:

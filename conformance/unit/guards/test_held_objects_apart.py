@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from ariadne import prepare_split
 from ariadne.errors import ModuleError, UnsupportedError
 from conformance.unit.held_kit import Activation, Config, Net, a_default, agree, split_of, with_strays
+from conformance.unit.refusing import prepare_split
 
 
 def test_a_deep_copy_looks_at_its_own_objects() -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ariadne import prepare_split
 from ariadne.errors import InputError, ModuleError, UnsupportedError
+from conformance.unit.refusing import prepare_split
 
 ASKS: dict[str, Callable[[Tensor], bool]] = {
     "is_sparse": lambda t: t.is_sparse,

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from ariadne import prepare_split
 from ariadne.errors import ModuleError
+from conformance.unit.refusing import prepare_split
 from conformance.unit.trap_kit import numbers, same
 
 X = numbers(3, 4)

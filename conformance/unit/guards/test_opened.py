@@ -30,9 +30,10 @@ import pytest
 import torch
 from torch import nn
 
-from ariadne import SplitRuntime, prepare_split
+from ariadne import SplitRuntime
 from ariadne.errors import ModuleError, UnsupportedError
 from ariadne.guards.opened import State, home_of, is_closed
+from conformance.unit.refusing import prepare_split
 from conformance.unit.trap_kit import numbers, same
 
 Read = Callable[[torch.Tensor], Any]

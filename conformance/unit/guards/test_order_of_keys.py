@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ariadne import SplitRuntime, prepare_split
+from ariadne import SplitRuntime
 from ariadne.errors import ModuleError
+from conformance.unit.refusing import prepare_split
 
 X = torch.ones(2, 4)
 ONE, OTHER = torch.ones(4), torch.arange(4.0)

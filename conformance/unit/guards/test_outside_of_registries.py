@@ -14,10 +14,11 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ariadne import SplitRuntime, prepare_split
+from ariadne import SplitRuntime
 from ariadne.errors import ModuleError
 from ariadne.guards.roots import outside_of
 from ariadne.guards.steps import Code
+from conformance.unit.refusing import prepare_split
 
 X = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
 

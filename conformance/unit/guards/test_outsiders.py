@@ -14,9 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from ariadne import SplitSpec, prepare_split
+from ariadne import SplitSpec
 from ariadne.capture import outsiders
 from ariadne.errors import AriadneError, ModuleError
+from conformance.unit.refusing import prepare_split
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 tau = torch.tensor(2.0)  # annealed in place by the tests

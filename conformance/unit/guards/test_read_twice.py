@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from ariadne import SplitRuntime, prepare_split
+from ariadne import SplitRuntime
 from ariadne.errors import ModuleError
 from ariadne.guards import around, baseline, watched
+from conformance.unit.refusing import prepare_split
 from conformance.unit.trap_kit import numbers, same
 
 TABLE, LIST = {"one": 2.0}, [2.0]

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from ariadne import prepare_split
 from ariadne.errors import ModuleError
 from ariadne.guards import readers
 from ariadne.guards.steps import marked, names_by, plain_steps
+from conformance.unit.refusing import prepare_split
 from conformance.unit.trap_kit import numbers
 
 X = numbers(2, 4)

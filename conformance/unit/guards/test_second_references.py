@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ariadne import SplitSpec, prepare_split
+from ariadne import SplitSpec
 from ariadne.errors import ModuleError
 from ariadne.guards import calls
+from conformance.unit.refusing import prepare_split
 from conformance.unit.trap_kit import numbers, same
 
 X = numbers(3, 4)

@@ -16,9 +16,10 @@ import pytest
 import torch
 from torch import nn
 
-from ariadne import SplitRuntime, prepare_split
+from ariadne import SplitRuntime
 from ariadne.errors import ModuleError, UnsupportedError
 from ariadne.guards.steps import Chain, chains, plain_steps
+from conformance.unit.refusing import prepare_split
 from conformance.unit.trap_kit import numbers
 
 SCALE, NAME, FACTORS, TABLE, CALLS = 2.0, "relu", (1.0, 3.0), {"scale": 2.0, "other": 1}, 0

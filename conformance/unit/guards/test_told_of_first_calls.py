@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from ariadne import SplitSpec, prepare_split
+from ariadne import SplitSpec
 from ariadne.errors import ModuleError
 from ariadne.guards.told import agree, entries_agree, told_of, without_content
 from conformance.unit.guards.test_first_calls import Net, X, call, split_of
+from conformance.unit.refusing import prepare_split
 
 KEPT_BY_ALL: dict[str, float] = {}
 

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from ariadne import SplitRuntime, prepare_split
+from ariadne import SplitRuntime
 from ariadne.errors import ModuleError
 from ariadne.guards.baseline import looks_at_its_flag
+from conformance.unit.refusing import prepare_split
 from conformance.unit.trap_kit import numbers
 
 Looks = Callable[["Looking", torch.Tensor], torch.Tensor]

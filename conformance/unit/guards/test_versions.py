@@ -12,13 +12,14 @@ import pytest
 import torch
 from torch import nn
 
-from ariadne import SplitRuntime, prepare_split
+from ariadne import SplitRuntime
 from ariadne.errors import ModuleError
 from ariadne.guards import kept, versions, watched
 from ariadne.guards.kept import Contents, Members
 from ariadne.guards.versions import stamp, tells, trusted
 from ariadne.runtime import told
 from ariadne.stopped import laid
+from conformance.unit.refusing import prepare_split
 from conformance.unit.trap_kit import numbers
 
 

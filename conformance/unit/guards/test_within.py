@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ariadne import prepare_split
 from ariadne.errors import ModuleError, UnsupportedError
+from conformance.unit.refusing import prepare_split
 from conformance.unit.trap_kit import numbers, same
 
 _SOURCE = """

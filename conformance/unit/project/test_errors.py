@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from ariadne import BoundaryPayload, SplitRuntime, SplitSpec, errors, prepare_split
+from ariadne import BoundaryPayload, SplitRuntime, SplitSpec, errors
 from ariadne.boundary.payload import gradients_from_bytes
 from ariadne.errors import (
     BatchError,
@@ -25,6 +25,7 @@ from ariadne.errors import (
     VerificationError,
 )
 from conformance.unit.errors_kit import Net, X, prepared
+from conformance.unit.refusing import prepare_split
 
 
 @pytest.fixture(scope="module")

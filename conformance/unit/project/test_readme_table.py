@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import SplitPoint, pipeline
 
-from ariadne import prepare_split
 from ariadne.errors import ModuleError
+from conformance.unit.refusing import prepare_split
 
 ROOT = Path(__file__).resolve().parents[3]
 SUMMARY = ROOT / "reports/published/2026-11-23-cpu-torch2.15.0/summary.md"

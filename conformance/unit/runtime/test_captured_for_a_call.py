@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import ariadne.runtime.plans
-from ariadne import SplitRuntime, SplitSpec, prepare_split
+from ariadne import SplitRuntime, SplitSpec
 from ariadne.compare import difference
 from ariadne.errors import ModuleError, UnsupportedError, VerificationError
+from conformance.unit.refusing import prepare_split
 
 SPLIT = SplitSpec("percent:50", dynamic_batch=(1, 8), trainable=True)
 MODES = ("generated_eager", "debug_interpreter", "compiled")

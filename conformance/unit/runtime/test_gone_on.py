@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import ariadne
-from ariadne import SplitSpec, prepare_split
+from ariadne import SplitSpec
 from ariadne.errors import HalfError, ModuleError
+from conformance.unit.refusing import prepare_split
 from conformance.unit.trap_kit import numbers, same
 
 

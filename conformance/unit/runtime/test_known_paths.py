@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ariadne import BoundaryPayload, SplitRuntime, SplitSpec, prepare_split
+from ariadne import BoundaryPayload, SplitRuntime, SplitSpec
 from ariadne.compare import difference
 from ariadne.errors import ModuleError, WitnessError
 from ariadne.guards.further import enter_alike
 from ariadne.runtime.moved import Moves
 from ariadne.segment import Halted
+from conformance.unit.refusing import prepare_split
 from conformance.unit.trap_twins import same, seeded
 
 

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ariadne import BoundaryPayload, SplitSpec, prepare_split
+from ariadne import BoundaryPayload, SplitSpec
 from ariadne.errors import ModuleError, SpecError, TrainingError, WitnessError
 from conformance.suite.state import seed_torch
+from conformance.unit.refusing import prepare_split
 from conformance.unit.trap_twins import Twins, either, same, seeded, square_loss, state
 
 

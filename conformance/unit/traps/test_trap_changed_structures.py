@@ -12,8 +12,9 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from ariadne import SplitRuntime, prepare_split
+from ariadne import SplitRuntime
 from ariadne.errors import GuardError, ModuleError, UnsupportedError
+from conformance.unit.refusing import prepare_split
 from conformance.unit.trap_nets import Net
 from conformance.unit.trap_twins import Twins, either, same, seeded, square_loss, state
 

@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from ariadne import BoundaryPayload, prepare_split
+from ariadne import BoundaryPayload
 from ariadne.errors import AriadneError, CaptureError, GuardError, UnsupportedError
+from conformance.unit.refusing import prepare_split
 from conformance.unit.trap_nets import Body, Box
 from conformance.unit.trap_twins import Twins, either, same, seeded, square_loss
 

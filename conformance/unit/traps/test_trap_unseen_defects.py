@@ -15,7 +15,7 @@ from torch import nn
 from torch.autograd import forward_ad, graph
 from torch.utils.checkpoint import checkpoint
 
-from ariadne import BoundaryPayload, SplitSpec, prepare_split, prepare_split_replay, tree
+from ariadne import BoundaryPayload, SplitSpec, prepare_split_replay, tree
 from ariadne.capture import Example
 from ariadne.capture.generalize import disagreement
 from ariadne.capture.observed import observe
@@ -28,6 +28,7 @@ from ariadne.errors import (
     WitnessError,
 )
 from conformance.unit.defects_kit import equal_at, first_six, parts, prepared, skips
+from conformance.unit.refusing import prepare_split
 from conformance.unit.trap_kit import Fn, Twins, numbers
 
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ariadne import prepare_split
 from ariadne.errors import FrontierError, GuardError
+from conformance.unit.refusing import prepare_split
 from conformance.unit.trap_kit import Fn, Twins, loss_of, numbers, same
 
 X = numbers(2, 6)

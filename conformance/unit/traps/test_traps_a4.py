@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from ariadne import SplitSpec, prepare_split
+from ariadne import SplitSpec
 from ariadne.errors import CaptureError, FrontierError, GuardError, ModuleError
+from conformance.unit.refusing import prepare_split
 from conformance.unit.trap_kit import Fn, Twins, numbers, same
 
 X = numbers(2, 6)
