@@ -1,0 +1,242 @@
+"""A model that is changed between calls: each change is followed by a plan, or refused where that is asked for."""
+
+from __future__ import annotations
+
+import copy
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ariadne.runtime.plans
+from ariadne import SplitRuntime, SplitSpec, prepare_split
+from ariadne.errors import ModuleError, SpecError
+
+
+class Net(nn.Module):
+    """Something to change on each side of a cut in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.drop = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.25)
+        self.b, self.c, self.extra = nn.Linear(8, 8), nn.Linear(8, 2), nn.Linear(8, 8)
+        self.tau, self.late, self.early = 1.0, False, False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, 4) -> (batch, 2), or as the head has it."""
+        h = self.drop(self.norm(self.a(x)).relu())
+        h = self.b(h.tanh() if self.early else h) / self.tau
+        return self.c(h.sin() if self.late else h)
+
+
+def _set(path: str, **values: Any) -> Callable[[Net], None]:
+    def change(m: Net) -> None:
+        for name, value in values.items():
+            setattr(m.get_submodule(path), name, value)
+
+    return change
+
+
+def _doubles(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
+    return output * 2
+
+
+def _plain(self: Net, x: torch.Tensor) -> torch.Tensor:
+    return self.c(self.b(self.a(x)))
+
+
+CHANGES: dict[str, Callable[[Net], Any]] = {
+    "the mode": lambda m: m.train(not m.training),
+    "the mode of a part": lambda m: m.norm.eval(),
+    "a rate": _set("drop", p=0.75),
+    "a number before the cut": _set("norm", eps=0.5),
+    "a number after the cut": _set("", tau=0.5),
+    "a flag before the cut": _set("", early=True),
+    "a flag after the cut": _set("", late=True),
+    "a head": lambda m: setattr(m, "c", nn.Linear(8, 3)),
+    "a wrapped head": lambda m: setattr(m, "c", nn.Sequential(m.c, nn.Tanh())),
+    "a hook before the cut": lambda m: m.a.register_forward_hook(_doubles),
+    "a hook after the cut": lambda m: m.c.register_forward_hook(_doubles),
+    "a bias that is gone": lambda m: setattr(m.b, "bias", None),
+    "a part that is frozen": lambda m: m.a.requires_grad_(False),
+    "forward": lambda m: setattr(m, "forward", types.MethodType(_plain, m)),
+}
+
+
+def _pair(boundary: str = "50%", train: bool = True, **options: Any) -> tuple[Net, Net, Any]:
+    torch.manual_seed(0)
+    whole = Net().train(train)
+    split = copy.deepcopy(whole)
+    spec = SplitSpec(boundary, trainable=True, dynamic_batch=(1, 8))
+    return whole, split, prepare_split(split, (torch.randn(3, 4),), split=spec, **options)
+
+
+def _step(runtime: SplitRuntime, x: torch.Tensor, **options: Any) -> torch.Tensor:
+    boundary = runtime.run_training_prefix(x)
+    loss, gradients = runtime.train_suffix(boundary, loss_fn=lambda output, _: output.square().mean(), **options)
+    runtime.backward_prefix(boundary, gradients)
+    return loss
+
+
+def _equal(whole: Net, split: Net, runtime: SplitRuntime, batch: int) -> None:
+    """A call and a step of both, with all that they leave."""
+    x = torch.randn(batch, 4, generator=torch.Generator().manual_seed(batch))
+    torch.manual_seed(batch)
+    with torch.no_grad():
+        want = whole(x)
+    torch.manual_seed(batch)
+    assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), want)
+    torch.manual_seed(batch)
+    loss = whole(x).square().mean()
+    loss.backward()
+    torch.manual_seed(batch)
+    assert torch.equal(_step(runtime, x), loss)
+    for (name, p), (_, q) in zip(whole.named_parameters(), split.named_parameters(), strict=True):
+        assert (p.grad is None) is (q.grad is None), name
+        assert p.grad is None or torch.equal(p.grad, q.grad), name
+    assert all(map(torch.equal, whole.buffers(), split.buffers()))
+
+
+def _change(change: Callable[[Net], Any], *models: Net) -> None:
+    for model in models:
+        torch.manual_seed(1)
+        change(model)
+
+
+@pytest.mark.parametrize("name", sorted(CHANGES))
+def test_a_change_is_followed(name: str) -> None:
+    """At two batches, in a call and a step; and taken back where it can be."""
+    whole, split, runtime = _pair()
+    _change(CHANGES[name], whole, split)
+    _equal(whole, split, runtime, 2)
+    captured = len(runtime.plans)
+    assert captured > 1 or name in ("a part that is frozen", "a bias that is gone")
+    _equal(whole, split, runtime, 5)
+    assert len(runtime.plans) == captured, "one plan serves both batches"
+
+
+@pytest.mark.parametrize("name", sorted(set(CHANGES) - {"a part that is frozen", "a bias that is gone"}))
+def test_a_change_is_refused_where_that_is_asked_for(name: str) -> None:
+    """By the side that reads it, and before that has run."""
+    _, split, runtime = _pair(on_change="refuse")
+    _change(CHANGES[name], split)
+    with pytest.raises(ModuleError):
+        runtime.run_suffix(runtime.run_prefix(torch.randn(2, 4)))
+    assert len(runtime.plans) == 1
+
+
+def test_changes_one_after_the_other_and_back() -> None:
+    """Each on top of those before; a known mode captures nothing."""
+    whole, split, runtime = _pair(train=False)
+    for name in ("a number after the cut", "the mode", "a flag before the cut", "a hook after the cut"):
+        _change(CHANGES[name], whole, split)
+        _equal(whole, split, runtime, 3)
+    counts = []
+    for _ in range(4):
+        _change(CHANGES["the mode"], whole, split)
+        _equal(whole, split, runtime, 2)
+        counts.append(len(runtime.plans))
+    assert counts[0] == counts[-1]
+
+
+@pytest.mark.parametrize("name", ["a number after the cut", "the mode", "a flag before the cut"])
+def test_a_change_between_prefix_and_suffix_is_refused(name: str) -> None:
+    """The prefix ran by a plan of the model as it was."""
+    _, split, runtime = _pair("after:norm")
+    boundary = runtime.run_prefix(torch.randn(2, 4))
+    _change(CHANGES[name], split)
+    if name == "a flag before the cut":  # which is the suffix's: the cut is before it
+        assert "norm" in (runtime.candidate.after or "")
+    with pytest.raises(ModuleError):
+        runtime.run_suffix(boundary)
+
+
+def test_a_boundary_as_bytes_finds_the_plan_of_the_model_as_it_is() -> None:
+    """Where two plans are alike but for what they rest on, the newer one's guards may hold alone."""
+    _, split, runtime = _pair(train=False)
+    x = torch.randn(2, 4)
+    split.extra.train()
+    split.norm.momentum = 0.5  # read in training alone
+    runtime.run_prefix(x)
+    boundary = type(runtime.run_prefix(x)).from_bytes(runtime.run_prefix(x).to_bytes())
+    with torch.no_grad():
+        assert torch.equal(runtime.run_suffix(boundary), split(x))
+
+
+def test_a_parameter_that_no_optimizer_has_is_refused() -> None:
+    """It was the model's when the sides' parameters were asked for, and neither side read it."""
+    _, split, runtime = _pair()
+    x = torch.randn(2, 4)
+    sides = runtime.prefix_parameters(), runtime.suffix_parameters()
+    assert not any(p is split.extra.weight for side in sides for p in side)
+    split.c = nn.Sequential(split.extra, split.c)
+    with pytest.raises(ModuleError, match=r"'c\.0\.(weight|bias)'.*an optimizer made of them would not step it"):
+        _step(runtime, x)
+    runtime.run_suffix(runtime.run_prefix(x))  # which trains nothing
+    _, split, runtime = _pair()
+    split.c = nn.Sequential(split.extra, split.c)
+    _step(runtime, x)
+    assert any(p is split.extra.weight for p in runtime.suffix_parameters())
+
+
+def test_parameters_are_told_once_a_call_has_met_the_module() -> None:
+    """Before, it can't be told whose they are."""
+    _, split, runtime = _pair()
+    split.c = nn.Linear(8, 3)
+    with pytest.raises(ModuleError, match=r"'c' was replaced since the last call.*runtime.learn"):
+        runtime.suffix_parameters()
+    runtime.learn((torch.randn(3, 4),))
+    assert any(p is split.c.weight for p in runtime.suffix_parameters())
+
+
+def test_a_cut_elsewhere_leaves_out_plans_of_modules_that_are_gone() -> None:
+    """Those of the model as it is go along."""
+    whole, split, runtime = _pair()
+    _change(lambda m: setattr(m, "late", True), whole, split)
+    _equal(whole, split, runtime, 2)
+    known = len(runtime.plans)
+    again = runtime.resplit("after:b")
+    _equal(whole, split, again, 2)
+    assert len(again.plans) == known
+
+
+def test_a_half_is_saved_once_a_call_has_met_the_change(tmp_path: Any) -> None:
+    """A file holds the plans that hold now."""
+    whole, split, runtime = _pair()
+    whole.eval(), split.eval()
+    with pytest.raises(ModuleError, match="call the split once"):
+        runtime.save(tmp_path / "half.ariadne", side="prefix")
+    runtime.learn((torch.randn(3, 4),))
+    runtime.save(tmp_path / "half.ariadne", side="prefix")
+
+
+def test_many_changes_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, with what changed last."""
+    monkeypatch.setattr(ariadne.runtime.plans, "MANY_CHANGES", 3)
+    _, split, runtime = _pair(train=False)
+    x = torch.randn(2, 4)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for i in range(5):
+            split.tau = 1.0 + i / 8
+            out = runtime.run_suffix(runtime.run_prefix(x))
+            assert torch.equal(out, split(x).detach())
+    found = [str(w.message) for w in told if "was changed between calls" in str(w.message)]
+    assert len(found) == 1
+    assert "attribute 'tau' of the model was" in found[0]
+
+
+def test_what_on_change_may_be() -> None:
+    """Anything else is an error, and a cut elsewhere may be asked for the other."""
+    with pytest.raises(SpecError, match=r"on_change is one of 'capture', 'refuse'; found 'ignore'"):
+        _pair(on_change="ignore")
+    _, split, runtime = _pair()
+    strict = runtime.resplit(on_change="refuse")
+    split.tau = 0.5
+    with pytest.raises(ModuleError, match="attribute 'tau'"):
+        strict.joined(torch.randn(2, 4))
+    runtime.joined(torch.randn(2, 4))
