@@ -336,7 +336,12 @@ def captured_for(
         training = False
     _warn_of_unread(model, example, captures[0].plan)
     if training and captures[0].plan.assumption.grad is not None:
-        captures.append(_capture(recapture, example, False))
+        try:
+            captures.append(_capture(recapture, example, False))
+        except AriadneError:
+            raise
+        except Exception:  # the model's own: it runs with gradients alone, and calls without say so
+            return recapture, captures
         if not spec.trainable:
             captures.reverse()
     return recapture, captures

@@ -350,7 +350,7 @@ def _refuse_python_state(
         if before is None and (path, name) in found.read_attributes:
             module, value, _ = found.read_attributes[path, name]  # what the class has stood for it
             before = value if _stood(module, name) else None
-        counts = isinstance(before, (bool, int, float)) and before != now
+        counts = isinstance(before, (bool, int, float)) and not tree.identical(before, now)
         keeps = isinstance(before, torch.Tensor) and isinstance(now, torch.Tensor)
         if (path, name) in found.read_attributes and (counts or keeps):
             if keeps:

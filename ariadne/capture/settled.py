@@ -44,9 +44,13 @@ def refuse_change(key: Key, before: Any, now: Any, grows: bool = False) -> None:
     path, name = key
     ready = "; where it is the largest size so far, run the model once on the largest inputs, and prepare then"
     raise UnsupportedError(
-        f"forward reads and changes the attribute {name!r} of {named(path)} (from {before!r} to {now!r}), which "
+        f"forward reads and changes the attribute {name!r} of {named(path)} (from {before!r} to {_told(now)}), which "
         f"a plan can't follow; keep such state in a buffer{ready if grows else ''}"
     )
+
+
+def _told(value: Any) -> str:
+    return "a tensor" if is_a(value, torch.Tensor) else repr(value)
 
 
 class Held:

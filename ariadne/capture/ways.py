@@ -269,10 +269,16 @@ def _captured(
             asks_grad = leaks = False  # neither other numbers nor gradients change what forward does
             recordings.append(other.recorded)
     if asks_grad:
-        other = observe(model, example, size, batch_symbol, False, effects=effects)
-        recordings.append(other.recorded)
-        if size in plan.batches and differs_from(plan, other):
+        try:
+            other = observe(model, example, size, batch_symbol, False, effects=effects)
+        except AriadneError:
+            raise
+        except Exception:  # such as a forward that takes a gradient itself: it runs with gradients alone
             plan = replace(plan, assumption=replace(plan.assumption, grad=True))
+        else:
+            recordings.append(other.recorded)
+            if size in plan.batches and differs_from(plan, other):
+                plan = replace(plan, assumption=replace(plan.assumption, grad=True))
     asked = set[str]().union(*(recorded.switches for recorded in recordings))
     order = in_order(model, example.spec)
     plan = replace(plan, assumption=replace(plan.assumption, switches=switches.state_of(asked), order=order))

@@ -39,6 +39,7 @@ _SET_BY_DETERMINISTIC = {
     "torch.backends.cudnn.deterministic",
     "torch.backends.cudnn.benchmark",
 }
+_ANOTHER_SEED = 86_028_157
 _ROUNDS = 3  # in which a scripted function must have come to what it stays at, in both
 
 
@@ -57,6 +58,10 @@ def prove(model: nn.Module, variant: Variant, captured: Captured, example: Examp
     for seen in captured.evidence:
         if seen.batch in captured.plan.batches:
             _prove_output(runs, variant, seen.example or example, seen.batch, seen.output)
+    own_generators = [g for g in captured.plan.objects.values() if isinstance(g, torch.Generator)]
+    seen = next((seen for seen in captured.evidence if seen.batch in captured.plan.batches), None)
+    if own_generators and seen is not None:
+        _refuse_seeding(runs, variant, seen.example or example, seen.batch, own_generators)
     if trains:
         _prove_gradients(runs, variant, example)
 
@@ -101,6 +106,37 @@ def _prove_output(runs: _Runs, variant: Variant, example: Example, batch: int, o
     raise VerificationError(
         f"at batch {batch} the split at {variant.candidate.split_id} differs from the model: {wrong}. {AT_FAULT}"
     )
+
+
+def _refuse_seeding(
+    runs: _Runs, variant: Variant, example: Example, batch: int, generators: Sequence[torch.Generator]
+) -> None:
+    """Raise `UnsupportedError` where forward seeds a generator of its own or puts it back, which no op shows.
+
+    From wherever the generator stood when the plan was captured, a seed that it had from the start gives the same numbers. So both
+    run once more from elsewhere.
+    """
+    stood = [g.get_state() for g in generators]
+
+    def run(what: Callable[..., Any]) -> Any:
+        def elsewhere(*args: Any, **kwargs: Any) -> Any:
+            for g in generators:
+                g.manual_seed(_ANOTHER_SEED)
+                torch.rand(1, generator=g, device=g.device)  # nor as one who seeds it so would have it
+            return what(*args, **kwargs), [g.get_state() for g in generators]
+
+        return runs.of(elsewhere, example, batch, variant.plan.grad_enabled, _detached)
+
+    try:
+        wrong = difference(run(runs.model), run(variant.joined))
+    finally:
+        for g, state in zip(generators, stood, strict=True):
+            g.set_state(state)
+    if wrong:
+        raise UnsupportedError(
+            f"forward seeds a torch.Generator of its own, or puts it back, as it runs ({wrong}): no op shows that, and a plan would "
+            "draw on. Draw what is to be the same at each call once, into a buffer"
+        )
 
 
 def _detached(output: Any) -> Any:
