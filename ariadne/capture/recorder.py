@@ -374,13 +374,18 @@ class Recorder(ProxyTorchDispatchMode):
             self.refuse_kept(written)
             mine = any(storage_of(t) in self.state for t in written)
             strangers += (others := self._keep(written))
-            if not self.depth and (mine or others) and runs_again():
+            if not self.depth and (mine or others) and runs_again() and (mine or not self._made_by_ops(others)):
                 raise UnsupportedError(
                     f"forward writes into a tensor {'of the model' if mine else 'that it did not make'} within "
                     f"torch.utils.checkpoint in {self.where()}: the backward pass runs that part again, and writes again, which a "
                     "plan does not. Pass use_reentrant=True, which keeps the part whole; or leave what writes out of it"
                 )
         return strangers
+
+    def _made_by_ops(self, strangers: Iterable[tuple[torch.Tensor, Any]]) -> bool:
+        """Whether ops made the memory of all of these: what `torch.zeros` returns is another tensor than its op's."""
+        made = {storage_of(o) for event in self.recording.events for o in tensors_in(event.out)}
+        return all(storage_of(t) in made for t, _ in strangers)
 
     def refuse_kept(self, written: Iterable[torch.Tensor]) -> None:
         """Raise `UnsupportedError` for a write into what an opaque part keeps: where a cut lies between, it would miss it."""
