@@ -247,6 +247,10 @@ class Snapshot:
             return False
         return True
 
+    def own_generators(self) -> list[torch.Generator]:
+        """Those of torch's that the model holds."""
+        return [put.__self__ for put, _ in self._generators]
+
     def note_variables(self, thing: Any, names: Collection[str]) -> None:
         """Note the globals of these names in a dict, the attributes of a class, or what a cell holds."""
         self._variables.append((thing, names, variables(thing, names)))

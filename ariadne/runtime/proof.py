@@ -15,7 +15,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ariadne import tree
-from ariadne.capture import Captured, Example, drawn_by, is_scripted, left_as_found
+from ariadne.capture import Captured, Example, Snapshot, drawn_by, is_scripted, left_as_found
 from ariadne.compare import difference
 from ariadne.errors import ModuleError, UnsupportedError, VerificationError
 from ariadne.forks import undone
@@ -58,10 +58,11 @@ def prove(model: nn.Module, variant: Variant, captured: Captured, example: Examp
     for seen in captured.evidence:
         if seen.batch in captured.plan.batches:
             _prove_output(runs, variant, seen.example or example, seen.batch, seen.output)
-    own_generators = [g for g in captured.plan.objects.values() if isinstance(g, torch.Generator)]
+    held = (*captured.plan.objects.values(), *Snapshot(model).own_generators())
+    own_generators = {id(g): g for g in held if isinstance(g, torch.Generator)}
     seen = next((seen for seen in captured.evidence if seen.batch in captured.plan.batches), None)
     if own_generators and seen is not None:
-        _refuse_seeding(runs, variant, seen.example or example, seen.batch, own_generators)
+        _refuse_seeding(runs, variant, seen.example or example, seen.batch, [*own_generators.values()])
     if trains:
         _prove_gradients(runs, variant, example)
 
@@ -134,8 +135,8 @@ def _refuse_seeding(
             g.set_state(state)
     if wrong:
         raise UnsupportedError(
-            f"forward seeds a torch.Generator of its own, or puts it back, as it runs ({wrong}): no op shows that, and a plan would "
-            "draw on. Draw what is to be the same at each call once, into a buffer"
+            f"forward seeds a torch.Generator of its own, puts it back or asks how it stands ({wrong}): no op shows that, and a "
+            "plan would only draw on. Draw what is to be the same at each call once, into a buffer"
         )
 
 
