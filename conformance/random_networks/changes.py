@@ -21,25 +21,21 @@ def turn_keywords(session: Any, number: int) -> None:
 def change_tensor(session: Any, number: int) -> None:
     """Another number in a tensor out there, or another tensor."""
     outside.change_tensor(number)
-    session.stale = "a tensor out there was changed"
 
 
 def change_teacher(session: Any, number: int) -> None:
     """Another mode or weight of a module out there."""
     outside.change_teacher(number)
-    session.stale = "a module out there was changed"
 
 
 def change_object(session: Any, number: int) -> None:
     """Other things in an object out there."""
     outside.change_object(number)
-    session.stale = "an object out there was changed"
 
 
 def change_kept(session: Any, number: int) -> None:
     """A function has forgotten its results, or what they were made of is another."""
     outside.change_kept(number)
-    session.stale = "what a function keeps was made of something else"
 
 
 def replace_held_function(session: Any, number: int) -> None:
@@ -47,7 +43,6 @@ def replace_held_function(session: Any, number: int) -> None:
     outside.replace_held_function(number)
     for model in session.models():
         type(model).turned = staticmethod(outside.FUNCTIONS[number // 4 % 2])
-    session.stale = "a function that forward finds by name was replaced"
 
 
 def assign_weights(session: Any, number: int) -> None:
@@ -56,8 +51,6 @@ def assign_weights(session: Any, number: int) -> None:
     for model in session.models():
         model.load_state_dict(copy.deepcopy(drawn), assign=True)
     session.twins.optimizers()
-    if session.tied:
-        session.stale = "a tied parameter was replaced"
 
 
 def shake_referred(session: Any, number: int) -> None:

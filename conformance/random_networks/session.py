@@ -39,7 +39,6 @@ class Session:
         self.twins = Twins(program, training=False)
         self.runtime: SplitRuntime | None = None
         self.program, self.batch, self.counts = program, program.batch, Counts()
-        self.stale = ""  # why a guard may fire now: what changed since the split was prepared
         self.script: list[list[Any]] = []
         outside.put_back()
 
@@ -59,7 +58,6 @@ class Session:
         return self.counts
 
     def _trace(self, number: int) -> None:
-        self.stale = ""
         for model in self.models():  # a split's calls leave it to the model to have a first one
             for name in MADE:
                 model.__dict__.pop(name, None)
@@ -105,13 +103,11 @@ class Session:
             self.counts.penalised += stepped and number % 2 == 1
 
     def _allowed(self, act: Callable[[], bool], seed: int = 0) -> bool:
-        refusable = self.stale or self.program.refusable
-        return allowed(act, self.twins, self.runtime, self.batch, refusable, self.counts, seed)
+        return allowed(act, self.twins, self.runtime, self.batch, self.program.refusable, self.counts, seed)
 
     def _flip(self, number: int) -> None:
         for model in self.models():
             model.train(not model.training)
-        self.stale = "train or eval was flipped"
 
     def _new_batch(self, number: int) -> None:
         lo, hi = BATCHES
@@ -150,20 +146,11 @@ class Session:
             if slots:
                 yield slots[number % len(slots)]
 
-    @property
-    def tied(self) -> bool:
-        """Whether a parameter stands in two places of the model."""
-        whole = self.twins.whole
-        return len([*whole.named_parameters(remove_duplicate=False)]) > len([*whole.parameters()])
-
     def _replace_parameter(self, number: int) -> None:
-        tied = self.tied
         for module, name in self._slot(number):
             old = module._parameters[name]
             new = torch.randn(old.shape, generator=torch.Generator().manual_seed(number))
             module._parameters[name] = nn.Parameter(new * 0.5, requires_grad=old.requires_grad)
-        if tied:
-            self.stale = "a tied parameter was replaced"
         self.twins.optimizers()
 
     def _freeze(self, number: int) -> None:
@@ -182,15 +169,12 @@ class Session:
 
     def _replace_function(self, number: int) -> None:
         outside.replace_function(number)
-        self.stale = "a function that forward calls was replaced"
 
     def _flip_switch(self, number: int) -> None:
         outside.flip_switch(number)
-        self.stale = "a setting of torch was changed"
 
     def _set_variable(self, number: int) -> None:
         outside.set_variable(number)
-        self.stale = "a variable of the environment was changed"
 
     def _write_hook(self, number: int) -> None:
         """A hook in the very table in which torch keeps those of a module, or out of it again."""
@@ -198,7 +182,6 @@ class Session:
             hooks = [*model.modules()][number % len([*model.modules()])]._forward_hooks
             if hooks.pop(WRITTEN, None) is None:
                 hooks[WRITTEN] = doubled
-        self.stale = "a hook was written into a module's table"
 
     def _renew_list(self, number: int) -> None:
         """Another list on the class, into which what comes is to go."""
@@ -208,7 +191,6 @@ class Session:
     def _set_class_number(self, number: int) -> None:
         for model in self.models():
             type(model).scale = SCALES[number % len(SCALES)]
-        self.stale = "a number of the class was changed"
 
     def models(self) -> tuple[nn.Module, nn.Module]:
         """The whole and the split model."""

@@ -1,4 +1,4 @@
-"""Generators of the model's own that forward seeds, puts back or asks: no op shows that; model and split run from elsewhere, too."""
+"""Generators of the model's own that forward seeds, puts back or asks: no op shows it; model and split run from elsewhere, too."""
 
 from __future__ import annotations
 
