@@ -227,8 +227,8 @@ class Plans:
     def _known(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
     ) -> tuple[Variant, tuple[Any, ...]] | None:
-        """The plan that serves this call, if there is one; raises where the model was changed and that is to be refused."""
-        self._change = ""
+        """The plan that serves this call, if there is one; where the model was changed and that is to be refused, it raises."""
+        changed: ModuleError | None = None
         with self._lock:
             latest = self._variants[::-1]
             for variant in sorted(latest, key=self._asked, reverse=True):
@@ -236,26 +236,31 @@ class Plans:
                     continue
                 entered = variant.enter(args, kwargs)
                 if entered is not None:
-                    if not variant.guard() and (variant.is_past() or self._is_changed(variant)):
-                        continue
+                    if not variant.guard():
+                        if variant.is_past():
+                            continue
+                        if (found := self._difference(variant)) is not None:
+                            changed = changed or found
+                            continue
                     self._use(variant, training)
                     return variant, entered
-            if self.settings.on_change == "refuse" and not self._now[training].is_past():
-                for guard in self._now[training].guards:
-                    if not guard():
-                        guard.explain(serving=False)
+            if self.settings.on_change == "refuse":
+                if changed is not None:
+                    raise changed
+                if not self._now[training].is_past():
+                    for guard in self._now[training].guards:
+                        if not guard():
+                            guard.explain(serving=False)
+        self._change = str(changed or "")
         return None
 
-    def _is_changed(self, variant: Variant) -> bool:
-        """Whether the model is another than a plan relies on; raises `ModuleError` where such calls are to be refused."""
+    def _difference(self, variant: Variant) -> ModuleError | None:
+        """The error that says in what the model is another than a plan relies on, if in anything that matters."""
         try:
             variant.guard.explain()
         except ModuleError as error:
-            if self.settings.on_change == "refuse":
-                raise
-            self._change = self._change or str(error)  # of the plan that was used last
-            return True
-        return False
+            return error
+        return None
 
     def _use(self, variant: Variant, training: bool) -> None:
         """Take a plan for the next call, too; of those that may make way for others, the one used last goes last."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ariadne.errors import ModuleError
 from ariadne.runtime.variant import Variant
 from conformance.mutants.planted import Planted
 
@@ -13,8 +14,8 @@ class StaleAfterChange(Planted):
 
     piece = "runtime.plans"
 
-    def _is_changed(self, variant: Variant) -> bool:
-        return False
+    def _difference(self, variant: Variant) -> ModuleError | None:
+        return None
 
 
 class DoorAsksThePrefix(Planted):

@@ -242,7 +242,7 @@ __all__ = ["Fn", "Modes", "Twins", "copies", "loss_of", "numbers", "over_the_wir
 
 def refuses_after(model: nn.Module, inputs: torch.Tensor, change: Callable[[], Any]) -> None:
     """See a split of a model go on with what is as it was, and refuse what changed."""
-    split = prepare_split(model, (inputs,), split="after:first")
+    split = prepare_split(model, (inputs,), split="after:first", on_change="refuse")
     whole = model(inputs)
     assert torch.equal(split.run_suffix(split.run_prefix(inputs)), whole)
     change()

@@ -302,7 +302,8 @@ def test_a_training_flag_flipped_after_prepare_is_refused_by_name_and_welcome_ba
         re.escape(f"{part!r}" if part else "the model")
         + rf" was captured in {was} mode and is now in {now} mode.*\.{was}\(\)"
     )
-    for runtime in twins.cuts():
+    for cut in twins.cuts():
+        runtime = cut.resplit(on_change="refuse")
         twins.split.get_submodule(part).train(not train)
         with pytest.raises(ModuleError, match=words):
             runtime.run_suffix(runtime.run_prefix(X))
