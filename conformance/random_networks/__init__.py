@@ -6,6 +6,8 @@ In import order::
     scripted_steps   steps that call functions under `torch.jit.script`
     python_steps     steps whose Python no graph shows
     beyond_steps     steps with tensors that are not torch's own, and with data that leave torch
+    torch_steps      steps that are more than one op to a capture, or of which no op shows anything
+    given_steps      steps with what a call is given beside tensors
     held_steps       steps that reach a network beside its attributes, and read what stands outside of it
     steps, parts     the closed vocabulary: what a program can do, and the modules that it can hold
     program          a program as data, as a module, and as inputs

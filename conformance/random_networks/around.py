@@ -6,21 +6,33 @@ Each is an action of a session: it takes the session, and a small number.
 from __future__ import annotations
 
 import copy
+import random
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
 import ariadne
 from ariadne.errors import AriadneError, BoundaryError
-from conformance.random_networks.compare import Different, bare, copied, generators, same, seed_all, state, tensors
+from conformance.random_networks.compare import (
+    Different,
+    bare,
+    copied,
+    differences,
+    generators,
+    same,
+    seed_all,
+    state,
+    tensors,
+)
 from conformance.suite.handed import functions_called, modules_called
 
 PAUSE = 2e-4
@@ -90,14 +102,21 @@ def kept_weights(session: Any, number: int) -> None:
         raise Different("a call went through while parametrized weights are kept from call to call")
 
 
+DRAWS: dict[str, Callable[[], object]] = {
+    "torch": lambda: torch.rand(1, dtype=torch.float32),
+    "python": random.random,
+    "numpy": np.random.rand,
+}
+
+
 @contextmanager
-def another() -> Iterator[list[int]]:
-    """While in the block another thread draws from torch's generator, at least once; how often."""
+def another(once: Callable[[], object] = DRAWS["torch"]) -> Iterator[list[int]]:
+    """While in the block another thread draws from a generator, at least once; how often."""
     drawn, done = [0], threading.Event()
 
     def draw() -> None:
         while not (done.wait(PAUSE) and drawn[0]):
-            torch.rand(1, dtype=torch.float32)
+            once()
             drawn[0] += 1
 
     thread, count = threading.Thread(target=draw), threading.active_count
@@ -112,7 +131,10 @@ def another() -> Iterator[list[int]]:
 
 
 def draws_beside(session: Any, number: int) -> None:
-    """A call while another thread draws: its numbers come once, and where forward draws none, the result is the whole's."""
+    """A call while another thread draws: its numbers come once, and where forward draws none, the result is the whole's.
+
+    It draws from torch's generator, Python's or numpy's, of which a call may be a capture, too.
+    """
     runtime, twins, program = session.runtime, session.twins, session.program
     whole = any(s["do"].startswith(TAKEN_WHOLE) for s in program.steps)
     if not runtime or whole or any(p.get("kind") == "opaque" for p in program.parts.values()):
@@ -127,12 +149,13 @@ def draws_beside(session: Any, number: int) -> None:
         twins.reset()
         return
     after, moved = state(twins.whole, twins.whole_step), generators()
-    if moved["python"] != stood["python"] or not torch.equal(moved["torch"], stood["torch"]):
+    if any(moved[n] != stood[n] for n in ("python", "numpy")) or not torch.equal(moved["torch"], stood["torch"]):
         twins.reset()
         return
+    kind = [*DRAWS][number // 2 % len(DRAWS)]
     seed_all(number)
     try:
-        with another() as drawn:
+        with another(DRAWS[kind]) as drawn:
             found = runtime.run_suffix(runtime.run_prefix(*theirs[0], **theirs[1]))
     except AriadneError as error:
         if not (program.refusable or "another thread drew" in str(error)):
@@ -140,12 +163,14 @@ def draws_beside(session: Any, number: int) -> None:
         session.counts.refuse(error)
         twins.reset()
         return
-    now = torch.get_rng_state()
+    now = generators()
     seed_all(number)
     for _ in range(drawn[0]):
-        torch.rand(1, dtype=torch.float32)
-    if not torch.equal(now, torch.get_rng_state()):
-        raise Different(f"another thread drew {drawn[0]} numbers during a call, and some come again")
+        DRAWS[kind]()
+    if next(differences(now, generators(), ""), None):
+        raise Different(
+            f"another thread drew {drawn[0]} numbers from {kind}'s generator during a call, and some come again"
+        )
     seed_all(number)
     same(expected, found, f"beside another thread {number}")
     twins.alike(f"beside another thread {number}", after)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -54,12 +55,30 @@ def _listed(x: Tensor) -> float:
     return sum(_plain(x).flatten().tolist()) / 8
 
 
+def _stored(x: Tensor) -> float:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that typed storages are deprecated; code goes on using them
+        return float(_plain(x).storage()[0])
+
+
+def _told(x: Tensor) -> float:
+    return 2.0 if "-" in repr(_plain(x).sum().sign()) else 3.0
+
+
+def _apart(x: Tensor) -> float:
+    h = _plain(x).flatten()
+    return (h[1:].data_ptr() - h.data_ptr()) / 8
+
+
 WAYS: dict[str, Callable[[Tensor], Any]] = {
     "dlpack": _lent,
     "pointer": _by_pointer,
     "thread": _by_a_thread,
     "array": _seen_as_array,
     "list": _listed,
+    "storage": _stored,
+    "text": _told,
+    "pointers": _apart,
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from conformance.random_networks import outside
+from conformance.random_networks import given_steps, outside
 
 
 def turn_keywords(session: Any, number: int) -> None:
@@ -26,6 +26,18 @@ def change_tensor(session: Any, number: int) -> None:
 def change_teacher(session: Any, number: int) -> None:
     """Another mode or weight of a module out there."""
     outside.change_teacher(number)
+
+
+def change_value(session: Any, number: int) -> None:
+    """Another number in a default, in a closure, or in a list that a function goes through."""
+    outside.change_value(number)
+    session.stale = "a number that a function keeps was changed"
+
+
+def change_beside(session: Any, number: int) -> None:
+    """Other numbers in the array and the objects that are handed in beside tensors: the very ones of the calls before."""
+    given_steps.change_beside(session.twins.beside, number)
+    session.stale = "what is handed in was changed in place"
 
 
 def change_object(session: Any, number: int) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from conformance.random_networks.parts import Recorded
 from conformance.random_networks.python_steps import Counting
 from conformance.suite.state import seed_torch
 
@@ -55,7 +56,11 @@ def _short(value: Any) -> str:
 
 
 def _of_tensors(a: Tensor, b: Tensor) -> Iterator[str]:
-    for what in ("dtype", "shape", "requires_grad"):
+    if a.is_sparse and b.is_sparse:
+        a, b = a.to_dense(), b.to_dense()
+    if a.is_nested and b.is_nested:
+        a, b = a.to_padded_tensor(0.0), b.to_padded_tensor(0.0)
+    for what in ("dtype", "layout", "shape", "requires_grad"):
         if getattr(a, what) != getattr(b, what):
             yield f"{what} {getattr(a, what)} against {getattr(b, what)}"
             return
@@ -88,6 +93,8 @@ def copied(value: Any, memo: dict[int, Tensor] | None = None) -> Any:
     """A nested value whose tensors are copies with the same strides; what was one tensor stays one."""
     memo = {} if memo is None else memo
     if isinstance(value, Tensor):
+        if value.is_sparse:
+            return value.detach().clone()
         if id(value) not in memo:
             repeats = any(s == 0 and n > 1 for s, n in zip(value.stride(), value.shape, strict=True))
             kept = torch.empty_like(value) if repeats else value.detach().new_empty_strided(value.shape, value.stride())
@@ -154,6 +161,7 @@ def state(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> d
             "records": list(getattr(model, "records", ())),
             "notes": dict(getattr(model, "notes", {})),
             "class": {n: getattr(type(model), n, None) for n in ON_CLASS},
+            "recorded": {n: dict(m.recorder.found) for n, m in model.named_modules() if isinstance(m, Recorded)},
             "calls": {n: m.calls for n, m in model.named_modules() if isinstance(m, Counting)},
         }
     )

@@ -40,7 +40,8 @@ REFUSALS = (RuntimeError, ZeroDivisionError, ValueError, IndexError, TypeError, 
 NAMED = (
     "append", "note", "class_append", "class_bind", "by_class", "divided", "checkpointed", "marked", *["packed"] * 6,
     "by_reference", "by_first_call", "by_first_weight", "by_held_function", "by_number", "by_teacher", "by_cache",
-    "by_object", "by_keywords", "by_length",
+    "by_object", "by_keywords", "by_length", "hand_on", "by_beside", "by_shape_table", "by_kept_value", "grown",
+    "functional_if",
     *(n for n in STEPS if n.startswith(("scripted", "opaque", "count_"))), "compress",
 )  # fmt: skip
 _KINDS = [*parts.KINDS, *["linear"] * 8, *["batch_norm"] * 3, "lookup", "dropout", "relu", "gain", "average"]
@@ -53,7 +54,8 @@ def _weighted() -> list[str]:
              "window": 5, "view": 4, "reshape": 3, "transpose": 5, "select": 2, "chunk": 3, "cat": 2, "detach": 4,
              "times_batch": 3, "arange": 2, "expand": 3, "dropout": 2, "scripted": 2, "append": 3, "note": 3,
              "by_function": 3, "by_setting": 3, "divided": 2, "checkpointed": 3, "opaque": 2, "class_append": 2,
-             "class_bind": 2, "by_class": 2, "marked": 2, "by_reference": 2, "by_held_function": 2, "by_keywords": 2}  # fmt: skip
+             "class_bind": 2, "by_class": 2, "marked": 2, "by_reference": 2, "by_held_function": 2, "by_keywords": 2,
+             "hand_on": 2, "by_beside": 2, "by_shape_table": 2}  # fmt: skip
     names = [n for n, s in STEPS.items() if not s.refusable]
     names.insert(1, "again")
     return ["skip", *(n for name in names for n in [name] * often.get(name, 1))]
@@ -214,7 +216,7 @@ def _grow_call(meta: Meta, again: bool, a: int, c: int, how: int) -> None:
     kind = _KINDS[c % len(_KINDS)]
     for operand in list(_candidates(meta.values, "a", a))[:5]:
         t: Tensor = meta.values[operand]
-        if not (ACCEPTS["i"](t) if kind == "lookup" else ACCEPTS["f"](t)):
+        if not (ACCEPTS["i"](t) if kind in ("lookup", "sparse") else ACCEPTS["f"](t)):
             continue
         name, part = f"m{len(meta.parts)}", None
         if again:

@@ -72,6 +72,37 @@ tau, box, teacher, table = torch.ones(()), Box(a=1.0), Teacher(), {"a": 1.0}
 kept = {2: 1.0}  # what `remembered` gives of it, until it has forgotten
 
 
+def by_default(by: list[float] = [1.0]) -> float:  # noqa: B006 - what is to be seen
+    """A number in a default that can be written into."""
+    return by[0]
+
+
+def annealed_by(start: float) -> tuple[Callable[[], float], Callable[[float], None]]:
+    """A number that two functions share: one reads it, one sets it."""
+    temperature = start
+
+    def read() -> float:
+        return temperature
+
+    def put(value: float) -> None:
+        nonlocal temperature
+        temperature = value
+
+    return read, put
+
+
+annealed, anneal = annealed_by(1.0)
+factors = [1.0, 0.5]
+
+
+def by_factors() -> float:
+    """The sum of a list that it goes through."""
+    return sum(factor * 2 for factor in factors)
+
+
+KEPT: dict[str, Callable[[], float]] = {"default": by_default, "cell": annealed, "iterated": by_factors}
+
+
 def called(x: Tensor) -> Tensor:
     """By two functions that may be other ones by now, and a number."""
     return softened(act(x)) * scale
@@ -107,6 +138,17 @@ def replace_function(number: int) -> None:
     table = globals()
     table["act"], table["softened"] = ACTS[number % 3], FUNCTIONS[number // 3 % 2]
     table["scale"] = SCALES[number // 6 % 3]
+
+
+def change_value(number: int) -> None:
+    """Another number in a default, in a cell of a closure, and in a list that is gone through."""
+    value = SCALES[number // 3 % 3]
+    if number % 3 == 0:
+        by_default.__defaults__[0][0] = value
+    elif number % 3 == 1:
+        anneal(value)
+    else:
+        factors[1:] = [value * 0.5] * (1 + number // 9 % 2)
 
 
 def flip_switch(number: int) -> None:
@@ -168,6 +210,8 @@ def put_back() -> None:
     change_teacher(2)
     change_kept(1)
     replace_function(0)
+    for number in range(3):
+        change_value(number)
     flip_switch(0)
     set_variable(0)
 

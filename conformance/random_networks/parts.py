@@ -16,9 +16,9 @@ from conformance.random_networks.python_steps import counting
 class Lookup(nn.Module):
     """An embedding of integers of any size."""
 
-    def __init__(self, rows: int, width: int) -> None:
+    def __init__(self, rows: int, width: int, sparse: bool = False) -> None:
         super().__init__()
-        self.table = nn.Embedding(rows, width)
+        self.table = nn.Embedding(rows, width, sparse=sparse)
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.table(ids.remainder(self.table.num_embeddings))
@@ -74,6 +74,60 @@ class Block(nn.Module):
         return x + self.body(x)
 
 
+class Recorder:
+    """Writes down what passes; of a copy nothing is written down yet, as torch copies no tensors that have a graph."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, Tensor] = {}
+
+    def note(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        """As a forward hook does."""
+        self.found["output"] = output
+        self.found["detached"] = output.detach()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"found": {}}
+
+
+class Recorded(nn.Linear):
+    """Everybody's way to see activations: a hook that writes them into a dict outside of the model."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width)
+        self.recorder = Recorder()
+        self.register_forward_hook(self.recorder.note)
+
+
+class Listed(nn.Module):
+    """A part in a plain list that asks for shapes, and a list of parameters with its weights: as Keras has its layers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.ops = [nn.Linear(width, width)]
+        self.ops[0].gain = torch.full((width,), 2.0)
+        self.kept = nn.ParameterList(self.ops[0].parameters())
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer: Any = self.ops[0]
+        if layer.gain.size(0) != x.shape[-1] or layer.weight.shape[1] != x.shape[-1]:
+            raise ValueError("another width")
+        return layer(x) * layer.gain
+
+
+class Encoder(nn.TransformerEncoder):
+    """An encoder with a padding mask: in eval mode its layers run on nested tensors."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(nn.TransformerEncoderLayer(width, 2, 4, dropout=0.0, batch_first=True), 1)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        if x.is_meta:  # for which torch has no nested tensors
+            return super().forward(x)
+        padded = torch.zeros(x.shape[:2], dtype=torch.bool)
+        padded[1:, -1] = x.detach()[1:, -1, 0] > 0
+        return super().forward(x, src_key_padding_mask=padded)
+
+
 @dataclass(frozen=True)
 class Kind:
     """A kind of module: `make(*args)`, and `fit(shape, pick)`, the arguments for an operand of that shape or None.
@@ -108,6 +162,10 @@ def _of_sequence(*widths: int) -> Callable[[tuple[int, ...], int], tuple[Any, ..
     return lambda shape, pick: (shape[-1], *widths) if len(shape) == 3 and shape[-1] and shape[1] else None
 
 
+def _of_even_sequence(shape: tuple[int, ...], pick: int) -> tuple[Any, ...] | None:
+    return (shape[-1],) if len(shape) == 3 and shape[-1] and shape[-1] % 2 == 0 and shape[1] > 1 else None
+
+
 def _always(*choices: tuple[Any, ...]) -> Callable[[tuple[int, ...], int], tuple[Any, ...] | None]:
     return lambda shape, pick: choices[pick % len(choices)]
 
@@ -135,9 +193,13 @@ KINDS: Mapping[str, Kind] = {
     "prelu": Kind(nn.PReLU, _always((1,))),
     "conv": Kind(nn.Conv1d, _conv),
     "lookup": Kind(Lookup, _always((3, 4), (2, 3), (4, 1)), "i"),
+    "sparse": Kind(lambda rows, width: Lookup(rows, width, sparse=True), _always((3, 4), (2, 3)), "i"),
     "lstm": Kind(lambda i, h: nn.LSTM(i, h, batch_first=True), _of_sequence(3)),
     "gru": Kind(lambda i, h: nn.GRU(i, h, batch_first=True), _of_sequence(2)),
     "attention": Kind(Attention, _of_sequence()),
+    "encoder": Kind(Encoder, _of_even_sequence, writes=True),
+    "recorded": Kind(Recorded, _last),
+    "listed": Kind(Listed, lambda shape, pick: (shape[-1],) if shape and shape[-1] else None),
     "block": Kind(Block, _last, writes=True),
     "gain": Kind(Gain, _always(())),
     "tick": Kind(Tick, _always(()), writes=True),

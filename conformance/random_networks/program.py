@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from conformance.random_networks import outside, parts
+from conformance.random_networks import given_steps, outside, parts
 from conformance.random_networks.python_steps import MAY_WRITE
 from conformance.random_networks.steps import DTYPES, STEPS, UNDER, Frame
 
@@ -118,7 +118,7 @@ class Program:
     def refusable(self) -> str:
         """Why a capture may be refused, if any step allows it."""
         done = {s["do"] for s in self.steps}
-        keeps = bool(done & {"append", "note", "class_append", "class_bind"})
+        keeps = bool(done & {"append", "note", "class_append", "class_bind"}) or self.fills or self.records
         if self._takes_whole and keeps:
             return "what is in a container before a part that is taken as it is, that part may read"
         if "marked" in done and keeps:
@@ -128,6 +128,16 @@ class Program:
         if sum(s["do"] == "checkpointed" and not s["with"]["reentrant"] for s in self.steps) > 1:
             return "two parts that the backward pass runs again put another buffer in one place"
         return next((r for s in self.steps if (r := STEPS[s["do"]].refusable)), "")
+
+    @property
+    def fills(self) -> bool:
+        """Whether forward puts something into the container that holds its inputs, which the prefix alone is given."""
+        return self.call in ("list", "dict") and any(s["do"] == "hand_on" for s in self.steps)
+
+    @property
+    def records(self) -> bool:
+        """Whether a hook of a part writes down what it gives."""
+        return any(p.get("kind") == "recorded" for p in self.parts.values())
 
     @property
     def along(self) -> list[int | None]:
@@ -154,20 +164,27 @@ class Program:
     def writes(self) -> bool:
         """Whether anything in it writes in place or keeps a cast, so that a cut may have a reason to be unsafe."""
         steps = any(STEPS[s["do"]].writes or s["do"] in MAY_WRITE or s.get("under") == "autocast" for s in self.steps)
-        return steps or any("kind" in p and parts.KINDS[p["kind"]].writes for p in self.parts.values())
+        return steps or self.fills or any("kind" in p and parts.KINDS[p["kind"]].writes for p in self.parts.values())
 
-    def arguments(self, batch: int, seed: int = 0, device: str = "cpu") -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword arguments for a forward over `batch` rows, the same numbers for the same seed."""
+    def arguments(
+        self, batch: int, seed: int = 0, device: str = "cpu", beside: Any = None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments for a forward over `batch` rows, the same numbers for the same seed.
+
+        Where a step asks for it, `beside` is what comes beside tensors: by keyword, as the last.
+        """
         generator = torch.Generator().manual_seed(1000 * seed + batch)
         made: dict[str, Any] = {}
         for i in self.inputs:
             made[i["name"]] = made[i["same"]] if "same" in i else _input(i, batch, generator, device)
+        asks = any(s["do"] == "by_beside" for s in self.steps)
+        more = {"beside": beside or given_steps.beside()} if asks else {}
         if self.call == "keywords":
             first, *others = made
-            return (made[first],), {n: made[n] for n in others}
+            return (made[first],), {n: made[n] for n in others} | more
         if self.call == "list":
-            return (list(made.values()),), {}
-        return ((made,), {}) if self.call == "dict" else (tuple(made.values()), {})
+            return (list(made.values()),), more
+        return ((made,), more) if self.call == "dict" else (tuple(made.values()), more)
 
 
 def _input(spec: Mapping[str, Any], batch: int, generator: torch.Generator, device: str) -> Tensor:
@@ -256,6 +273,8 @@ class Network(nn.Module):
         self.parts = parts.make(program.parts)
         self.records: list[Tensor] = []  # what steps put there stays
         self.notes: dict[str, Tensor] = {}
+        self.tables: dict[tuple[int, ...], Tensor] = {}
+        self.anchored: tuple[int, ...] = ()
         first = [p for p in self.parts.parameters() if p.is_floating_point()][:1]
         self.referred: list[Any] = [*first, *({"weight": p} for p in first)]
 
@@ -269,14 +288,17 @@ class Network(nn.Module):
         return {**self.__dict__, "records": [], "notes": {}}  # torch copies no tensors that have a graph
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        program = self.program
+        program, held = self.program, None
+        beside = kwargs.pop("beside", None)
         if program.call == "list":
-            args = tuple(args[0])
+            held = args[0]
+            args = tuple(held)
         elif program.call == "dict":
-            args = tuple(args[0].values())
+            held = args[0]
+            args = tuple(held.values())
         given = [*args, *(kwargs[i["name"]] for i in program.inputs[len(args) :])]
         env: Env = {i["name"]: t for i, t in zip(program.inputs, given, strict=True)}
-        frame = Frame(self, given[0].shape[program.along[0] or 0], keywords=(*kwargs,))
+        frame = Frame(self, given[0].shape[program.along[0] or 0], keywords=(*kwargs,), given=held, beside=beside)
         for step in program.steps:
             run_step(frame, step, env)
         return output_of(program.output, env, frame.batch)

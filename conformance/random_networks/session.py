@@ -224,6 +224,8 @@ ACTIONS: dict[str, Callable[[Session, int], None]] = {
     "turn_keywords": changes.turn_keywords,
     "change_tensor": changes.change_tensor,
     "change_teacher": changes.change_teacher,
+    "change_value": changes.change_value,
+    "change_beside": changes.change_beside,
     "change_object": changes.change_object,
     "change_kept": changes.change_kept,
     "replace_held_function": changes.replace_held_function,

@@ -15,7 +15,7 @@ import torchvision  # noqa: F401 - has nms
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from conformance.random_networks import beyond_steps, held_steps, outside, python_steps
+from conformance.random_networks import beyond_steps, given_steps, held_steps, outside, python_steps, torch_steps
 from conformance.random_networks.scripted_steps import CALLED, both, doubled_
 
 RAMP = (*(1.0,) * 6, *(0.5 * batch for batch in range(6, 99)))  # what a batch is worth, the same for all up to 5
@@ -23,12 +23,16 @@ RAMP = (*(1.0,) * 6, *(0.5 * batch for batch in range(6, 99)))  # what a batch i
 
 @dataclass(frozen=True)
 class Frame:
-    """The call that a step runs in: the network, its batch, whether tensors hold shapes alone, and keywords as they came."""
+    """The call that a step runs in: the network, its batch, whether tensors hold shapes alone, keywords as they came, the container
+    that holds the inputs, and what is handed in beside them.
+    """
 
     net: nn.Module
     batch: int
     meta: bool = False
     keywords: tuple[str, ...] = ()
+    given: Any = None
+    beside: Any = None
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,7 @@ SHAPES = (["B", -1], [-1], ["B", 1, -1], ["B", -1, 1], [-1, "B"], [-1, 2], ["B",
 _PATHS = "each path that data take has a plan: a suffix over a wire knows one, and there are so many at most"
 _LEAVE = "data leave torch by a way that no op shows, or are numbers of Python's that decide the way"
 _MADE = "what a first call made of a weight goes on with the old one when that changes"
+_UNSEEN = "no op shows what happens at later batches: their plans are held against the model"
 _OUT = "each number that Python reads out of a tensor has a plan: a suffix over a wire knows one, and there are so many at most"
 
 STEPS: dict[str, Step] = {
@@ -253,6 +258,7 @@ STEPS: dict[str, Step] = {
     "if_wanted": Step("f", _branch(lambda f, x: x.requires_grad)),
     # what stands outside of the network
     "by_function": Step("f", lambda f, x: outside.called(x)),
+    "by_kept_value": Step("f", lambda f, x, asked: x * outside.KEPT[asked](), {"asked": tuple(outside.KEPT)}),
     "by_setting": Step("f", lambda f, x: outside.asked(x)),
     "by_number": Step("f", held_steps.by_number, {"asked": ("number", "branch")}, _OUT, lambda f, x, asked: x * 2),
     "by_tensor": Step("f", lambda f, x: held_steps.by_number(f, x, "tensor"), shaped=lambda f, x: x * 2),
@@ -271,6 +277,11 @@ STEPS: dict[str, Step] = {
     # what stays in a container of the network
     "append": Step("f", _appended, shaped=lambda f, x: x * 1),
     "note": Step("f", _put, {"at": ("a", "b")}, shaped=lambda f, x, at: x * 1),
+    # what a call is given beside tensors
+    "hand_on": Step("f", given_steps.hand_on, {"how": ("put", "more", "out")}, shaped=lambda f, x, how: x * 1),
+    "by_beside": Step("f", given_steps.by_beside, {"asked": ("array", "object", "inner")}),
+    # what a first call makes by sizes, and is made anew at others
+    "by_shape_table": Step("f", held_steps.by_shape_table, {"how": ("dict", "attribute")}, shaped=lambda f, x, how: x * 1),
     # what stands on its class
     "class_append": Step("f", python_steps.appended_to_class, shaped=lambda f, x: x * 1),
     "class_bind": Step("f", python_steps.bound_to_class, shaped=lambda f, x: x * 1),
@@ -285,6 +296,10 @@ STEPS: dict[str, Step] = {
     "marked": Step("f", beyond_steps.marked),
     "bare": Step("f", beyond_steps.bare),
     "left_torch": Step("f", beyond_steps.left_torch, {"by": tuple(beyond_steps.WAYS)}, _LEAVE, lambda f, x, by: x * 2),
+    # what torch does by more than one op
+    "grown": Step("f", torch_steps.grown, {"how": ("add", "product", "twice")}, shaped=lambda f, x, how: x * 2),
+    "functional_if": Step("f", torch_steps.functional_if, shaped=lambda f, x: x * 2),
+    "unseen_later": Step("f", torch_steps.unseen_later, {"how": tuple(torch_steps.UNSEEN)}, _UNSEEN, lambda f, x, how: x * 2),
     # the answer hangs on data
     "if_positive": Step("f", _branch(lambda f, x: x.sum() > 0), {}, _PATHS, lambda f, x: x * 2),
     "times_item": Step("f", lambda f, x: x * x.sum().item(), {}, _PATHS, lambda f, x: x * 2),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterator
 from functools import partial
@@ -12,12 +13,16 @@ from ariadne import SplitRuntime
 from ariadne.errors import CaptureError, FrontierError, InputError
 from conformance.random_networks.compare import Different, copied
 from conformance.random_networks.counts import Counts, allowed
-from conformance.random_networks.program import Program
+from conformance.random_networks.program import Program, apart
 from conformance.random_networks.session import Session
 from conformance.random_networks.tally import ALL, Extent
 from conformance.random_networks.twins import Invalid, Twins, loss_of
 
 BATCHES, TRAINED, STEPS = (2, 1, 6), (2, 3), 2  # 6: no capture runs it, unless the program's own is near
+
+
+REFUSED_BY_MODELS = (RuntimeError, ValueError, IndexError, TypeError, ZeroDivisionError)
+FILLED = ("by_first_call", "by_shape_table")  # steps that keep what a call made
 
 
 def trial(program: Program, extent: Extent = ALL) -> Counts:
@@ -71,6 +76,8 @@ def _hold(program: Program, training: bool, trains: bool, counts: Counts, most: 
         return
     except Exception as error:
         raise Different(f"{mode}: prepare_split raises {type(error).__name__}: {error}") from error
+    if any(step["do"] in FILLED for step in program.steps):
+        _ran_before(twins, runtime, mode)
     steps = STEPS if trains else 0
     batches = list(dict.fromkeys((program.batch, *([0] if program.least == 0 else []), *BATCHES)))
     _cut(
@@ -85,6 +92,27 @@ def _hold(program: Program, training: bool, trains: bool, counts: Counts, most: 
         if cut.split_id != runtime.split_id and k % max(1, len(runtime.candidates) // most) == 0:
             batches.append(batches.pop(0))
             _cut(program, twins, runtime.resplit(cut), mode, counts, batches[:2], steps)
+
+
+def _ran_before(twins: Twins, runtime: SplitRuntime, mode: str) -> None:
+    """Raise `Different` where a model that ran at other batches has another plan than one that did not."""
+    fresh, plan = twins.split, runtime.plan.signature
+    twins.split = apart(copy.deepcopy(fresh))
+    try:
+        with torch.no_grad():
+            for batch in BATCHES:
+                args, kwargs = twins.inputs(batch)
+                with contextlib.suppress(REFUSED_BY_MODELS):  # as the whole model does at such a batch
+                    twins.split(*args, **kwargs)
+        found = twins.trace(f"{mode}, after calls").plan.signature
+    except Different:
+        raise
+    except Exception as error:
+        raise Different(f"{mode}, after calls of the model itself: {type(error).__name__}: {error}") from error
+    finally:
+        twins.split = fresh
+    if found != plan:
+        raise Different(f"{mode}: a model that ran before has another plan, {found}, than one that did not, {plan}")
 
 
 def _cut(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ariadne import BoundaryPayload, PythonSplit, SplitRuntime, SplitSpec, prepare_split, tree
 from ariadne.capture import called
 from ariadne.errors import AriadneError
+from conformance.random_networks import given_steps
 from conformance.random_networks.compare import (
     ON_CLASS,
     Different,
@@ -23,11 +24,13 @@ from conformance.random_networks.compare import (
     state,
     tensors,
 )
+from conformance.random_networks.parts import Recorded
 from conformance.random_networks.program import Program, apart, build
 from conformance.random_networks.python_steps import Counting
 from conformance.suite.state import rng_state, set_rng_state
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+APART = 3  # every third step is by an optimizer for each side, as the docs have it
 BATCHES = (1, 6)  # what every split is prepared for, or from 0 on
 
 
@@ -85,7 +88,7 @@ class Twins:
     """The whole network and its split twin, each with an optimizer of its own."""
 
     def __init__(self, program: Program, training: bool) -> None:
-        self.program, self.turned = program, False
+        self.program, self.turned, self.beside = program, False, given_steps.beside()
         self.whole = build(program).train(training)
         self.split = apart(copy.deepcopy(self.whole))
         self.optimizers()
@@ -96,7 +99,7 @@ class Twins:
 
     def inputs(self, batch: int, seed: int = 0) -> Inputs:
         """Inputs of that batch; the same for the same numbers. The keywords come the other way round where they are `turned`."""
-        args, kwargs = self.program.arguments(batch, seed)
+        args, kwargs = self.program.arguments(batch, seed, beside=self.beside)
         return args, dict(reversed(kwargs.items())) if self.turned else kwargs
 
     def trace(self, where: str, prepare: Callable[..., SplitRuntime] = prepare_split) -> SplitRuntime:
@@ -113,6 +116,7 @@ class Twins:
     def spec(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SplitSpec:
         """Half of the way, for all batches; where the batch of any input lies elsewhere than in front, this is said of all."""
         along, names = self.program.along, called(self.split, tree.flatten((args, kwargs))[1])
+        names = [name for name in names if not name.startswith("beside")]
         said = dict(zip(names, along, strict=True)) if any(along) else None
         return SplitSpec("50%", dynamic_batch=(self.program.least, BATCHES[1]), batch_dim=said)
 
@@ -129,6 +133,9 @@ class Twins:
             for mine, other in zip(self.split.modules(), self.whole.modules(), strict=True):
                 if isinstance(mine, Counting):
                     mine.calls = other.calls
+                if isinstance(mine, Recorded):
+                    mine.recorder.found.clear()
+                    mine.recorder.found.update(other.recorder.found)
             theirs = dict(self.whole.named_parameters())
             for n, p in self.split.named_parameters():
                 p.grad = copied(theirs[n].grad)
@@ -208,12 +215,17 @@ class Twins:
         if self.whole_step:
             self.whole_step.zero_grad()
             self.split_step.zero_grad()
+        sides = seed % APART == 0 and not wire and hasattr(runtime, "prefix_parameters")
+        ours = _plain_step([p for p in self.whole.parameters() if p.requires_grad]) if sides else self.whole_step
 
         def halves() -> Tensor:
+            before, after, rest = self._of_sides(runtime) if sides else (None, None, self.split_step)
             boundary = runtime.run_training_prefix(*theirs[0], **theirs[1])
             given = sent(boundary, batch) if wire else boundary
-            loss, gradients = runtime.train_suffix(given, loss_fn=penalised(self.split, seed))
-            runtime.backward_prefix(boundary, gradients)
+            loss, gradients = runtime.train_suffix(given, loss_fn=penalised(self.split, seed), optimizer=after)
+            runtime.backward_prefix(boundary, gradients, optimizer=before)
+            if rest:
+                rest.step()
             return loss
 
         try:
@@ -222,18 +234,27 @@ class Twins:
                 loss.backward()
         except Exception as error:
             return self._raises(error, halves, where)
-        if self.whole_step:
-            self.whole_step.step()
+        if ours:
+            ours.step()
         after = state(self.whole, self.whole_step)
         seed_all(seed)
         found = halves()
-        if self.split_step:
-            self.split_step.step()
         same(loss.detach(), found, f"{where}, loss")
         self.alike(where, after)
         same(mine, theirs, f"{where}, inputs")
         same(_gradients(mine), _gradients(theirs), f"{where}, gradients of inputs")
         return True
+
+    def _of_sides(self, runtime: SplitRuntime) -> tuple[torch.optim.Optimizer | None, ...]:
+        """An optimizer for the prefix, one for the suffix, and one for what is of both or of neither."""
+        sides = [[*runtime.prefix_parameters()], [*runtime.suffix_parameters()]]
+        both = {id(p) for p in sides[0]} & {id(p) for p in sides[1]}
+        owned = [[p for p in side if id(p) not in both] for side in sides]
+        taken = {id(p) for side in owned for p in side}
+        return tuple(
+            _plain_step([p for p in side if p.requires_grad])
+            for side in (*owned, [p for p in self.split.parameters() if id(p) not in taken])
+        )
 
     def _raises(self, error: Exception, act: Callable[[], Any], where: str) -> bool:
         """Where the whole model raises, so must the split; whatever moved until then is put back."""
@@ -263,13 +284,24 @@ def _bared(model: nn.Module) -> None:
     """What a network noted of its tensors wants no gradient from now on: beyond the wire there is no such wish."""
     model.records[:] = bare(list(model.records))
     model.notes.update(bare(dict(model.notes)))
+    for part in model.modules():
+        if isinstance(part, Recorded):
+            part.recorder.found.update(bare(part.recorder.found))
     type(model).seen[:] = bare(type(model).seen)
     type(model).latest = bare(type(model).latest)
 
 
+def _plain_step(parameters: list[nn.Parameter]) -> torch.optim.Optimizer | None:
+    """An optimizer that remembers nothing."""
+    return torch.optim.SGD(parameters, lr=0.01) if parameters else None
+
+
 def _optimizer(model: nn.Module) -> torch.optim.Optimizer | None:
     found = [p for p in model.parameters() if p.requires_grad]
-    return torch.optim.SGD(found, lr=0.01, momentum=0.9) if found else None
+    sparse = any(
+        getattr(m, "sparse", False) for m in model.modules()
+    )  # momentum that began sparse takes no dense gradient
+    return torch.optim.SGD(found, lr=0.01, momentum=0.0 if sparse else 0.9) if found else None
 
 
 __all__ = ["BATCHES", "Invalid", "Twins", "loss_of"]

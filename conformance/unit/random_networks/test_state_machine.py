@@ -194,6 +194,14 @@ class Machine(RuleBasedStateMachine):
         self.do("change_teacher", number)
 
     @rule(number=NUMBERS)
+    def change_value(self, number: int) -> None:
+        self.do("change_value", number)
+
+    @rule(number=NUMBERS)
+    def change_beside(self, number: int) -> None:
+        self.do("change_beside", number)
+
+    @rule(number=NUMBERS)
     def change_object(self, number: int) -> None:
         self.do("change_object", number)
 
