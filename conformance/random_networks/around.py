@@ -158,7 +158,7 @@ def draws_beside(session: Any, number: int) -> None:
         with another(DRAWS[kind]) as drawn:
             found = runtime.run_suffix(runtime.run_prefix(*theirs[0], **theirs[1]))
     except AriadneError as error:
-        if not (program.refusable or "another thread drew" in str(error)):
+        if not (session.stale or program.refusable or "another thread drew" in str(error)):
             raise Different(f"while another thread draws: {error!r}") from error
         session.counts.refuse(error)
         twins.reset()

@@ -31,7 +31,6 @@ def change_teacher(session: Any, number: int) -> None:
 def change_value(session: Any, number: int) -> None:
     """Another number in a default, in a closure, or in a list that a function goes through."""
     outside.change_value(number)
-    session.stale = "a number that a function keeps was changed"
 
 
 def change_beside(session: Any, number: int) -> None:

@@ -39,6 +39,7 @@ class Session:
         self.twins = Twins(program, training=False)
         self.runtime: SplitRuntime | None = None
         self.program, self.batch, self.counts = program, program.batch, Counts()
+        self.stale = ""  # why a call may be refused now: what was handed in when the split was prepared, and is another
         self.script: list[list[Any]] = []
         outside.put_back()
 
@@ -58,6 +59,7 @@ class Session:
         return self.counts
 
     def _trace(self, number: int) -> None:
+        self.stale = ""
         for model in self.models():  # a split's calls leave it to the model to have a first one
             for name in MADE:
                 model.__dict__.pop(name, None)
@@ -103,7 +105,8 @@ class Session:
             self.counts.penalised += stepped and number % 2 == 1
 
     def _allowed(self, act: Callable[[], bool], seed: int = 0) -> bool:
-        return allowed(act, self.twins, self.runtime, self.batch, self.program.refusable, self.counts, seed)
+        refusable = self.stale or self.program.refusable
+        return allowed(act, self.twins, self.runtime, self.batch, refusable, self.counts, seed)
 
     def _flip(self, number: int) -> None:
         for model in self.models():
