@@ -62,7 +62,11 @@ OF_MANY = (  # files whose tests say one thing of many models, changes or plante
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of each such test, the spellings beyond the first two are `variants`: CI has no time for all of them."""
+    """Of each such test, the spellings beyond the first two are `variants`: CI has no time for all of them.
+
+    Tests of the zoo's libraries come last: with the thousands of classes that they import, each later prepare takes longer.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("zoo") is not None)
     met: Counter[tuple[str, str]] = Counter()
     for item in items:
         if (item.path.parent.name == "traps" or item.path.name.startswith(OF_MANY)) and hasattr(item, "callspec"):
