@@ -62,7 +62,7 @@ def unit(session: nox.Session, *options: str) -> None:
 
 # Rooms whose unit tests run in a process of their own. Each prepare sets methods of `nn.Module`, which Python tells to every class
 # made of it: beside the classes of all test files and of the zoo's libraries, a small model takes twice as long.
-APART = (("guards",), ("capture", "runtime", "stopped"))
+APART = (("guards",), ("capture", "runtime", "stopped"), ("halves", "random_networks", "traps"))
 
 
 def units(session: nox.Session) -> None:

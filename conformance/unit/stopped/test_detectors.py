@@ -27,7 +27,7 @@ def cut(detectors: Any, model: nn.Module) -> PythonSplit:
     return prepared(model.eval(), settings, example, "a detector", training=True)
 
 
-@pytest.mark.parametrize("name", ["faster", "mask", "retina"])
+@pytest.mark.parametrize("name", ["faster", pytest.param("mask", marks=pytest.mark.variants), "retina"])
 def test_a_detector_finds_the_same_in_images_of_any_sizes_whether_it_finds_any_or_none(
     detectors: Any, name: str
 ) -> None:
