@@ -137,7 +137,11 @@ def test_a_crossing_value_in_anothers_place_is_noticed(monkeypatch: pytest.Monke
 
 @pytest.mark.zoo
 @pytest.mark.parametrize(
-    ("name", "at"), [("faster", "after:backbone"), ("retina", "after:backbone.fpn.layer_blocks.0")]
+    ("name", "at"),
+    [
+        pytest.param("faster", "after:backbone", marks=pytest.mark.variants),
+        ("retina", "after:backbone.fpn.layer_blocks.0"),
+    ],
 )
 def test_a_detectors_prefix_is_a_file_and_its_boxes_are_python(name: str, at: str, tmp_path: Path) -> None:
     torch.manual_seed(1)
