@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import timm
 import torch
 from torch import nn
 
@@ -39,6 +38,7 @@ from benchmarks.memory import peak
 from benchmarks.runner import ROOT, brought
 from benchmarks.statistics import ratio_of_pairs
 from benchmarks.timing import rounds
+from model_zoo.packages import package
 
 
 def pairs(
@@ -86,7 +86,7 @@ def _resized(name: str, pixels: int) -> tuple[nn.Module, tuple[Any, ...]]:
 
 def _vit_tiny_224() -> tuple[nn.Module, tuple[Any, ...]]:
     torch.manual_seed(0)
-    return timm.create_model("vit_tiny_patch16_224", pretrained=False).eval(), (torch.randn(1, 3, 224, 224),)
+    return package("timm").create_model("vit_tiny_patch16_224", pretrained=False).eval(), (torch.randn(1, 3, 224, 224),)
 
 
 def _mlp() -> tuple[nn.Module, tuple[Any, ...]]:

@@ -27,7 +27,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -38,6 +37,7 @@ from ariadne.cut import frontiers
 from ariadne.pipeline import Costs, Pipeline, layouts, prepare_pipeline, usable
 from ariadne.pipeline.balance import op_times
 from ariadne.pipeline.idle import played
+from model_zoo.packages import package
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 Data = tuple[torch.Tensor, torch.Tensor]
@@ -60,7 +60,7 @@ class Deep(nn.Module):
 def model(options: argparse.Namespace) -> nn.Module:
     """One of timm's for images, with weights from a seed."""
     torch.manual_seed(0)
-    return timm.create_model(options.model, num_classes=10)
+    return package("timm").create_model(options.model, num_classes=10)
 
 
 def data(size: int, options: argparse.Namespace) -> Data:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import gc
+from pathlib import Path
+from typing import Any
 
 import conformance.suite.offline  # noqa: F401 - before torch and the model libraries, which read their settings as they are imported
 
@@ -13,8 +15,11 @@ from hypothesis import settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 from conformance.random_networks.tally import PROFILE
+from conformance.unit.thinned_kit import off_the_diagonal
 
 torch.set_num_threads(1)
+# A capture makes many objects that live on; at Python's own threshold, a tenth of what takes long here is the collector.
+gc.set_threshold(10_000, 20, 20)
 
 # A change is judged by the same examples each time it is judged, so smoke draws no new ones; to search is what `nox -s fuzz`
 # is for. Chosen here and not left to hypothesis, whose own profiles hang on whether it takes the machine for a CI.
@@ -60,13 +65,34 @@ OF_MANY = (  # files whose tests say one thing of many models, changes or plante
 )
 
 
+CROSSED = {
+    "capture",
+    "guards",
+    "halves",
+    "pipeline",
+    "remote",
+    "runtime",
+    "stopped",
+}  # rooms whose products are thinned
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of each such test, the spellings beyond the first two are `variants`: CI has no time for all of them."""
-    met: Counter[tuple[str, str]] = Counter()
+    """What CI has no time for are `variants`: spellings beyond the first two, and most cases of a product of parameters.
+
+    Tests of the zoo's libraries come last: with the thousands of classes that they import, each later prepare takes longer.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("zoo") is not None)
+    met: dict[tuple[Path, str], list[Any]] = {}
     for item in items:
-        if (item.path.parent.name == "traps" or item.path.name.startswith(OF_MANY)) and hasattr(item, "callspec"):
-            key = item.path.name, item.name.partition("[")[0]
-            met[key] += 1
-            if met[key] > SPELLINGS:
-                item.add_marker("variants")
+        if hasattr(item, "callspec"):
+            met.setdefault((item.path, item.name.partition("[")[0]), []).append(item)
+    for (path, _), cases in met.items():
+        left_out: list[Any] = []
+        if path.parent.name == "traps" or path.name.startswith(OF_MANY):
+            left_out = cases[SPELLINGS:]
+        elif path.parent.name in CROSSED:
+            counted = [case for case in cases if case.get_closest_marker("variants") is None]
+            left_out = off_the_diagonal(counted, [case.callspec.params for case in counted])
+        for case in left_out:
+            case.add_marker("variants")

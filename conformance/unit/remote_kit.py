@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
-CODE = """
-import json, sys, torch
-sys.path.insert(0, {root!r})
-sys.modules.update(dict.fromkeys(("torchvision", "timm", "transformers", "ultralytics", "rfdetr", "model_zoo", "conformance")))
 from ariadne.remote import Limits, Server, until_told
+from conformance.unit.forked_kit import forked
 
-given = json.loads(sys.argv[1])
-if "limits" in given:
-    given["limits"] = Limits(**given["limits"])
-server = Server(given.pop("half"), **given)
-print(server.address, flush=True)
-until_told(server)
-"""
+ROOT = Path(__file__).resolve().parents[2]
+ABSENT = {"torchvision", "timm", "transformers", "ultralytics", "rfdetr", "model_zoo", "conformance"}
+
+
+def _serve(told: Connection, given: dict[str, Any]) -> None:
+    """What a server's process runs, where no model's code can be imported."""
+    for name in (*sys.modules, *ABSENT):
+        if name.partition(".")[0] in ABSENT:
+            sys.modules[name] = None  # type: ignore[assignment]
+    torch.set_num_threads(1)
+    if "limits" in given:
+        given["limits"] = Limits(**given["limits"])
+    server = Server(given.pop("half"), log=None, **given)
+    told.send(server.address)
+    until_told(server)
+
+
 CE = torch.nn.functional.cross_entropy
 
 
@@ -53,27 +56,26 @@ class Served:
     """A server's process."""
 
     def __init__(self, half: Path, listen: str = "127.0.0.1:0", **options: Any) -> None:
-        given = json.dumps({"half": str(half), "listen": listen, "log": None, **options})
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-c", CODE.format(root=str(ROOT)), given]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
-        assert self.process.stdout is not None
-        self.address = self.process.stdout.readline().strip()
-        if not self.address:
-            raise RuntimeError(self.process.communicate()[1])
+        address, told = forked().Pipe(duplex=False)
+        given = {"half": str(half), "listen": listen, **options}
+        self.process = forked().Process(target=_serve, args=(told, given), daemon=True)
+        self.process.start()
+        told.close()
+        with address:
+            self.address: str = address.recv()  # EOFError where the process ended before
 
     def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
+        self.process.kill()
         self.end()
 
-    def stop(self) -> int:
+    def stop(self) -> int | None:
         """Tell it to stop; its exit status."""
-        self.process.send_signal(signal.SIGTERM)
+        self.process.terminate()
         return self.end()
 
-    def end(self) -> int:
-        self.process.communicate(timeout=60)
-        return self.process.returncode
+    def end(self) -> int | None:
+        self.process.join(60)
+        return self.process.exitcode
 
 
 @contextmanager
@@ -82,7 +84,7 @@ def served(half: Path, **options: Any) -> Iterator[Served]:
     try:
         yield server
     finally:
-        if server.process.poll() is None:
+        if server.process.is_alive():
             server.kill()
 
 

@@ -91,9 +91,8 @@ class Outputs(nn.Module):
 def test_structures_ties_and_sizes_that_are_multiples_of_the_batch_are_exported(tmp_path: Path, ending: str) -> None:
     args = torch.randn(3, 4), torch.randn(3, 2)
     runtime = ariadne.prepare_split(Outputs().eval(), args, split="50%")
-    for candidate in runtime.candidates:
-        if not candidate.safe:
-            continue
+    safe = [candidate for candidate in runtime.candidates if candidate.safe]
+    for candidate in safe[:: 3 if ending == "onnx" else 1]:  # a program takes seconds to become ONNX
         made = runtime.resplit(candidate)
         for side in SIDES:
             made.save(tmp_path / side, side=side)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import multiprocessing
 import tempfile
 import time
 import traceback
@@ -22,10 +21,10 @@ from ariadne.pipeline import Pipeline, load_part, prepare_pipeline
 from ariadne.pipeline import schedule as schedule_of
 from ariadne.pipeline.micro import merged
 from ariadne.pipeline.steps import stages_of
+from conformance.unit.forked_kit import forked
 from conformance.unit.pipeline.nets import CASES
 
 LIMIT = 120  # seconds for a job
-PRELOADED = ["ariadne.pipeline.steps", "conformance.unit.pipeline.ranks"]
 
 
 JOINED = "joined"  # what a rank says when its group stands, before its job
@@ -62,8 +61,7 @@ def _once(
     job: Callable[..., Any], world: int, args: tuple[Any, ...], until: float
 ) -> tuple[bool, list[tuple[str | None, Any]]]:
     """One group of processes: whether all of them joined it, and what `run` returns. A group that can't be made ends at once."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context = forked()
     queue = context.Queue()
     joined: set[int] = set()
     found: dict[int, tuple[str | None, Any]] = {}

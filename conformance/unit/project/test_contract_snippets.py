@@ -198,7 +198,7 @@ def test_the_modes_snippet_gives_a_runtime_that_equals_the_model() -> None:
     assert difference(whole(model, x), runtime.run_suffix(runtime.run_prefix(x))) is None
 
 
-@pytest.mark.slow  # inductor starts the C++ compiler
+@pytest.mark.compiler
 def test_the_replay_snippet_compiles_where_there_is_a_compiler_and_says_so_where_there_is_none() -> None:
     model, x = a_model().eval(), torch.randn(4, 5)
     given = {"model": model, "x": x, "spec": SplitSpec("after:layer3")}

@@ -45,15 +45,16 @@ FILES = corpus.files()
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_program_of_the_corpus_split_equals_whole(path: Path) -> None:
-    counts = trial(corpus.load(path))
+    counts = trial(corpus.load(path), EXTENT)  # at every cut with `nox -s fuzz`
     assert counts.cuts or counts.refused or counts.limited or counts.steps or counts.replays, "nothing was compared"
 
 
 def test_random_programs_split_equal_whole() -> None:
-    tally = search(settings(phases=SMALLEST_FAILURE), Tally("programs", PROFILE), corpus.FOLDER)
+    chosen = settings(phases=SMALLEST_FAILURE, max_examples=6 if PROFILE == "smoke" else settings().max_examples)
+    tally = search(chosen, Tally("programs", PROFILE), corpus.FOLDER)
     counts = tally.counts
     print(json.dumps(tally.line()))
-    assert counts["programs"] >= settings().max_examples * 0.8, "programs are to be valid by construction"
+    assert counts["programs"] >= chosen.max_examples * 0.8, "programs are to be valid by construction"
     modes = 2 if EXTENT.both_modes else 1
     assert counts["uncut"] <= 0.5 * modes * counts["programs"], (
         "most programs are to have a cut, in eval and in train mode"

@@ -129,8 +129,10 @@ def build(middle: Callable[..., Tensor]) -> Net:
     return net
 
 
-def named(middles: Any) -> dict[str, Any]:
-    return {"argvalues": middles, "ids": [m.__name__ for m in middles]}
+def named(middles: Any, *long: Any) -> dict[str, Any]:
+    """Each of these; those that take long with the other variants."""
+    marked = [pytest.param(m, marks=pytest.mark.variants) if m in long else m for m in middles]
+    return {"argvalues": marked, "ids": [m.__name__ for m in middles]}
 
 
 def shown(middle: Callable[..., Tensor], train: bool) -> tuple[Twins, list[Any]]:
@@ -142,7 +144,7 @@ def shown(middle: Callable[..., Tensor], train: bool) -> tuple[Twins, list[Any]]
     return twins, twins.cuts()
 
 
-@pytest.mark.parametrize("middle", **named(MIDDLES))
+@pytest.mark.parametrize("middle", **named(MIDDLES, layer_drop))
 def test_calls_that_change_path_equal_the_model_at_every_cut(middle: Callable[..., Tensor]) -> None:
     twins, cuts = shown(middle, True)
     for runtime in cuts[::2]:
@@ -157,7 +159,7 @@ def test_calls_that_change_path_equal_the_model_at_every_cut(middle: Callable[..
             same(after, (state(twins.split), twins.split.kept))
 
 
-@pytest.mark.parametrize("middle", **named(MIDDLES))
+@pytest.mark.parametrize("middle", **named(MIDDLES, loop_by_data))
 def test_training_steps_that_change_path_equal_the_model_at_every_cut(middle: Callable[..., Tensor]) -> None:
     twins, cuts = shown(middle, True)
     for runtime in cuts[1::3]:

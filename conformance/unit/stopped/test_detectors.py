@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,23 +13,27 @@ from ariadne.compare import difference
 from ariadne.prepare import _settings, example_of
 from ariadne.stopped import prepared
 
-detectors: Any = pytest.importorskip("conformance.unit.stopped.detectors")
-pictures, targets, total = detectors.pictures, detectors.targets, detectors.total
+pytestmark = pytest.mark.zoo
 
 
-def cut(model: nn.Module) -> PythonSplit:
+@pytest.fixture(scope="module")
+def detectors() -> Any:
+    return pytest.importorskip("conformance.unit.stopped.detectors")
+
+
+def cut(detectors: Any, model: nn.Module) -> PythonSplit:
     settings = _settings(SplitSpec("after:backbone"), "generated_eager", None, None)
-    example = example_of(model, (pictures((40, 60), (50, 50)),), None, settings.spec)
+    example = example_of(model, (detectors.pictures((40, 60), (50, 50)),), None, settings.spec)
     return prepared(model.eval(), settings, example, "a detector", training=True)
 
 
-@pytest.mark.parametrize("make", [detectors.faster, detectors.mask, detectors.retina])
+@pytest.mark.parametrize("name", ["faster", pytest.param("mask", marks=pytest.mark.variants), "retina"])
 def test_a_detector_finds_the_same_in_images_of_any_sizes_whether_it_finds_any_or_none(
-    make: Callable[[], nn.Module],
+    detectors: Any, name: str
 ) -> None:
     torch.manual_seed(1)
-    model = make()
-    runtime = cut(model)
+    model, pictures = getattr(detectors, name)(), detectors.pictures
+    runtime = cut(detectors, model)
     holder: Any = getattr(model, "roi_heads", model)
     counts = set()
     for threshold in (0.0, 2.0):
@@ -43,13 +46,13 @@ def test_a_detector_finds_the_same_in_images_of_any_sizes_whether_it_finds_any_o
     assert {0, 5} <= counts
 
 
-@pytest.mark.parametrize("make", [detectors.faster, detectors.retina])
-def test_a_detector_trains_as_the_whole_does_with_no_object_and_with_many(make: Callable[[], nn.Module]) -> None:
+@pytest.mark.parametrize("name", ["faster", "retina"])
+def test_a_detector_trains_as_the_whole_does_with_no_object_and_with_many(detectors: Any, name: str) -> None:
     torch.manual_seed(1)
-    model = make()
-    runtime = cut(model)
+    model, total = getattr(detectors, name)(), detectors.total
+    runtime = cut(detectors, model)
     model.train()
-    images = pictures((40, 60), (50, 50))
+    images = detectors.pictures((40, 60), (50, 50))
     for objects in (0, 2, 6):
         found = []
         state = {k: v.clone() for k, v in model.state_dict().items()}
@@ -57,7 +60,7 @@ def test_a_detector_trains_as_the_whole_does_with_no_object_and_with_many(make: 
             model.load_state_dict(state)
             model.zero_grad(set_to_none=True)
             torch.manual_seed(objects)
-            given = targets(images, objects)
+            given = detectors.targets(images, objects)
             if halves:
                 boundary = runtime.run_training_prefix(images, given)
                 loss, gradients = runtime.train_suffix(boundary, loss_fn=total)

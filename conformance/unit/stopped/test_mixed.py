@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -136,17 +135,17 @@ def test_a_crossing_value_in_anothers_place_is_noticed(monkeypatch: pytest.Monke
         mixed(Net().eval())
 
 
-detectors: Any = pytest.importorskip("conformance.unit.stopped.detectors")
-
-
+@pytest.mark.zoo
 @pytest.mark.parametrize(
-    ("make", "at"), [(detectors.faster, "after:backbone"), (detectors.retina, "after:backbone.fpn.layer_blocks.0")]
+    ("name", "at"),
+    [
+        pytest.param("faster", "after:backbone", marks=pytest.mark.variants),
+        ("retina", "after:backbone.fpn.layer_blocks.0"),
+    ],
 )
-def test_a_detectors_prefix_is_a_file_and_its_boxes_are_python(
-    make: Callable[[], nn.Module], at: str, tmp_path: Path
-) -> None:
+def test_a_detectors_prefix_is_a_file_and_its_boxes_are_python(name: str, at: str, tmp_path: Path) -> None:
     torch.manual_seed(1)
-    model = make().eval()
+    model = getattr(pytest.importorskip("conformance.unit.stopped.detectors"), name)().eval()
     images = [torch.rand(3, 40, 60), torch.rand(3, 50, 50)]
     runtime = prepare_split(model, (images,), split=at, fallback="python-suffix")
     assert isinstance(runtime, MixedSplit)

@@ -208,7 +208,7 @@ def test_shards_are_judged_together_and_a_missing_one_is_missed(
 
 def test_a_tier_out_of_time_marks_the_rest_and_is_not_green(folder: Path, conformance: Run) -> None:
     naps = [text for i in range(1, 60) for text in ("--case", f"naps/nn/a/bs={i}")]
-    code, said = conformance(*naps, "--minutes", "0.1")
+    code, said = conformance(*naps, "--minutes", "0.03")
     assert code == 1
     assert "not_selected" in said
     statuses = [r.status for r in results.read(folder / "r.jsonl").by_case.values()]

@@ -124,13 +124,14 @@ def test_the_automatic_depth_opens_what_fits_on_two_screens(blocks: int, layers:
     assert f" × {blocks}, to " in "".join([*(b.rows[0] for b in boxes(found)), *(g.title for g in groups(found.items))])
 
 
+@pytest.mark.zoo
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
-        "timm/swin_tiny_patch4_window7_224",
         "torchvision/resnet18",
         "transformers/gpt2_tiny",
+        "timm/swin_tiny_patch4_window7_224",
         "ultralytics/yolov8n",
     ],
 )
