@@ -55,14 +55,14 @@ def prove(model: nn.Module, variant: Variant, captured: Captured, example: Examp
         plan, candidates, baseline = variant.plan, variant.candidates, captured.baseline
         variant = Variant(plan, candidates, variant.candidate, model, baseline, plain)
     runs = _Runs(model, captured.plan, _draws(captured))
-    for seen in captured.evidence:
-        if seen.batch in captured.plan.batches:
-            _prove_output(runs, variant, seen.example or example, seen.batch, seen.output)
     held = (*captured.plan.objects.values(), *Snapshot(model).own_generators())
     own_generators = {id(g): g for g in held if isinstance(g, torch.Generator)}
     seen = next((seen for seen in captured.evidence if seen.batch in captured.plan.batches), None)
     if own_generators and seen is not None:
         _refuse_seeding(runs, variant, seen.example or example, seen.batch, [*own_generators.values()])
+    for seen in captured.evidence:
+        if seen.batch in captured.plan.batches:
+            _prove_output(runs, variant, seen.example or example, seen.batch, seen.output)
     if trains:
         _prove_gradients(runs, variant, example)
 
