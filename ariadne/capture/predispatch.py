@@ -19,8 +19,8 @@ silent_getattr: Callable[..., Any] = partial(getattr)
 silent_id: Callable[[Any], int] = partial(id)
 silent_length: Callable[[Any], int] = partial(len)
 silent_thread: Callable[[], int] = partial(threading.get_ident)
-_stack_of: Any = type(torch._ops.mode_stack_state_for_pre_dispatch())  # type: ignore[attr-defined]
-_compiling: Any = partial(torch._C._dynamo.eval_frame.get_eval_frame_callback)  # type: ignore[attr-defined]
+_stack_of: Any = type(torch._ops.mode_stack_state_for_pre_dispatch())
+_compiling: Any = partial(torch._C._dynamo.eval_frame.get_eval_frame_callback)
 
 
 class Stack(_stack_of):  # type: ignore[misc]
@@ -49,7 +49,7 @@ def modes_of_its_own(recorder: Any) -> Iterator[None]:
     it back by functions that it makes anew for each op, which are a third of what a profile of forward hears of.
     """
     ops, own, me = torch._ops, Stack(), threading.get_ident()
-    plain: Any = ops.mode_stack_state_for_pre_dispatch  # type: ignore[attr-defined]
+    plain: Any = ops.mode_stack_state_for_pre_dispatch
     plainly: Any = OpOverload._get_dispatch
     modes, included = own.modes, partial(torch._C._dispatch_tls_set_dispatch_key_included, DispatchKey.PreDispatch)
     kept_out = partial(torch._C._dispatch_tls_is_dispatch_key_excluded, DispatchKey.Python)
@@ -78,11 +78,11 @@ def modes_of_its_own(recorder: Any) -> Iterator[None]:
         return plainly(op, key)
 
     def put_back() -> None:
-        ops.mode_stack_state_for_pre_dispatch = plain  # type: ignore[attr-defined]
+        ops.mode_stack_state_for_pre_dispatch = plain
         OpOverload._get_dispatch = plainly  # type: ignore[method-assign]
 
     end = undone(put_back)
-    ops.mode_stack_state_for_pre_dispatch = lambda: own if silent_thread() == me else plain()  # type: ignore[attr-defined]
+    ops.mode_stack_state_for_pre_dispatch = lambda: own if silent_thread() == me else plain()
     OpOverload._get_dispatch = get_dispatch  # type: ignore[method-assign,assignment]
     try:
         yield
