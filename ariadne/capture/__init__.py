@@ -27,6 +27,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     unheard       what forward changes by no op of torch
     history       what forward keeps from one call to the next
     grown         containers that forward puts more into at each call, and asks as well
+    predispatch   how the ops of forward reach the recorder, and those of no other thread
     recorder      the pre-dispatch ATen ops that a forward runs
     deciding      which of the model's tensors decide sizes that are asked of others
     measured      what forward's Python asks of the sizes of tensors

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ariadne.capture.refusals import Patches
+from ariadne.capture.refusals import Patches, forget_lookups
 
 _type = type  # while forward runs, `type` is another
 SYMBOLS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
@@ -129,19 +129,13 @@ def based_on(symbol: Any, mixin: type) -> Iterator[None]:
     table: dict[str, Any] = gc.get_referents(symbol.__dict__)[0]
     lent = {name: v for name, v in vars(mixin).items() if name not in table and name not in _OF_ANY_CLASS}
     table.update(lent)
-    _forget_lookups(symbol)
+    forget_lookups(symbol)
     try:
         yield
     finally:
         for name in lent:
             del table[name]
-        _forget_lookups(symbol)
-
-
-def _forget_lookups(cls: Any) -> None:
-    """Have Python look attributes of a class up anew, as it does when one is set."""
-    cls._ariadne = None
-    del cls._ariadne
+        forget_lookups(symbol)
 
 
 def posing_as(of: type, mine: Callable[[], bool]) -> type:

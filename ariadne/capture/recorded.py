@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -25,7 +24,8 @@ from ariadne.capture.followed import plain
 from ariadne.capture.measured import patch_sizes
 from ariadne.capture.outsiders import Outsiders
 from ariadne.capture.parts import Parts
-from ariadne.capture.recorder import Recorder, modes_of_its_own
+from ariadne.capture.predispatch import modes_of_its_own, silent_getattr, silent_id, silent_length, silent_thread
+from ariadne.capture.recorder import Recorder
 from ariadne.capture.refusals import Patches, Run, called_by_torch, minds_its_own, refuse_history, refusing
 from ariadne.capture.scripted import Running
 from ariadne.capture.sizes import Watch
@@ -33,11 +33,13 @@ from ariadne.capture.state import Snapshot
 from ariadne.capture.turn import capturing
 from ariadne.errors import UnsupportedError
 from ariadne.forks import undone
-from ariadne.guards import BOOKKEEPING, Recording, Taken, is_a, is_whole, may_get_fields, simple, surroundings, switches
+from ariadne.guards import BOOKKEEPING, MARK, Recording, Taken, is_a, may_get_fields, simple, surroundings, switches
 from ariadne.plan import storage_of, tensors_in
 
 ATOMS = frozenset({int, float, bool, str, type(None)})
 CONTAINERS = frozenset({tuple, list, dict, set, frozenset, str, bytes, range})
+UNWATCHED = BOOKKEEPING - listed.TABLES
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
 HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks")
 # What tells how autocast stands, under its older names, too.
 _AUTOCAST = "is_autocast_enabled get_autocast_dtype is_autocast_cpu_enabled get_autocast_cpu_dtype get_autocast_gpu_dtype".split()
@@ -55,24 +57,28 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
     parts = Parts(recorder, original_call)
     patches.set(Taken, "run", staticmethod(parts.function))
 
+    # Each call from these is an event for the profile that looks on, and none of forward's functions are called as often: so they
+    # call as few as they can, and of C's those of which no profile hears.
+    plain_length, plain_type, original_read = builtins.len, builtins.type, nn.Module.__getattribute__
+    thread = recorder.thread
+
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not mine():
+        if recorder.depth or silent_thread() != thread:
             return original_call(self, *args, **kwargs)
-        run = parts.module if is_whole(self) else original_call
-        path = paths.get(id(self))
-        if path is None or path in strays:
+        whole = MARK in original_read(self, "__dict__") or silent_getattr(plain_type(self), MARK, False)
+        run = parts.module if whole else original_call
+        me = silent_id(self)
+        if me not in paths or (path := paths[me]) in strays:
             return run(self, *args, **kwargs)
-        counts[path] = counts.get(path, 0) + 1
-        entry = [path, counts[path], len(recording.events), -1, type(self).__name__]
-        recording.calls.append(entry)
-        recorder.stack.append((path, counts[path]))
+        counts[path] = counts[path] + 1 if path in counts else 1
+        entry = [path, counts[path], silent_length(recording.events), -1, plain_type(self).__name__]
+        recording.calls += [entry]
+        recorder.stack += [(path, counts[path])]
         try:
             return run(self, *args, **kwargs)
         finally:
-            recorder.stack.pop()
-            entry[3] = len(recording.events)
-
-    plain_length, plain_type = builtins.len, builtins.type
+            del recorder.stack[-1]
+            entry[3] = silent_length(recording.events)
 
     def length(thing: Any) -> Any:
         if plain_type(thing) in CONTAINERS or not (isinstance(thing, torch.Tensor) and thing.dim() and mine()):
@@ -83,33 +89,40 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
 
     patches.set(builtins, "len", length)
 
-    original_read = nn.Module.__getattribute__
+    used, foreign, written, read_before = (
+        recording.used,
+        recording.foreign,
+        recording.written,
+        recording.read_attributes,
+    )
 
     def read(self: nn.Module, name: str) -> Any:
         value = original_read(self, name)
-        watched = name not in BOOKKEEPING or name in listed.TABLES
-        # As `mine` has it: each call from here is an event for the profile that looks on, and no function is called as often.
-        if not watched or recorder.depth or get_ident() != recorder.thread:
+        if name in UNWATCHED or recorder.depth or silent_thread() != thread:
             return value
-        if (me := id(self)) not in paths and not outsiders.knows(self):
+        me = silent_id(self)
+        if me not in paths and not outsiders.knows(self):
             return value
-        if name in listed.TABLES and not minds_its_own():
-            listed.note(
-                recording, paths[me], name, value, partial(nn.Module.__getattribute__, self)
-            )  # this very function
-        if name in listed.TABLES and paths[me] in strays:  # a list of parts may be gone through and not called
-            recording.used.add(paths[me])
-        if name not in BOOKKEEPING:
-            key = (paths[me], name)
-            recording.used.add(key[0])
-            if recorder.stack and recorder.stack[-1][0] != key[0]:
-                recording.foreign.add(key[0])
-            if key not in recording.written and key not in recording.read_attributes:
-                kind = plain_type(value)
-                fixed = kind in ATOMS or (kind is tuple and ATOMS.issuperset(map(plain_type, value)))
-                holds = not fixed and is_a(value, (list, dict, set, tuple)) and simple(value)
-                kept = copy.deepcopy(value) if holds and not may_get_fields(value) else value
-                recording.read_attributes[key] = self, kept, id(value)
+        path = paths[me]
+        if name in listed.TABLES:
+            if not minds_its_own():
+                listed.note(
+                    recording, path, name, value, partial(nn.Module.__getattribute__, self)
+                )  # this very function
+            if path in strays:  # a list of parts may be gone through and not called
+                used.add(path)
+            return value
+        if path not in used:
+            used.add(path)
+        if path not in foreign and recorder.stack and recorder.stack[-1][0] != path:
+            foreign.add(path)
+        key = (path, name)
+        if key not in written and key not in read_before:
+            kind = plain_type(value)
+            fixed = kind in ATOMS or (kind is tuple and ATOMS.issuperset(map(plain_type, value)))
+            holds = not fixed and is_a(value, (list, dict, set, tuple)) and simple(value)
+            kept = copy.deepcopy(value) if holds and not may_get_fields(value) else value
+            read_before[key] = self, kept, silent_id(value)
         return value
 
     listed.patch(recorder, paths, patches)
@@ -123,21 +136,34 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
         original_write(self, name, value)
 
     original_find = nn.Module.__getattr__
+    tables = _REGISTRIES if original_find.__module__ == nn.Module.__module__ else ()  # else it is no longer torch's own
 
     def find(self: nn.Module, name: str) -> Any:
-        if not outsiders.knows(self):
+        if recorder.depth or silent_thread() != thread:
             return original_find(self, name)
-        me = id(self)
-        recording.used.add(paths[me])
+        me = silent_id(self)
+        if me not in paths and not outsiders.knows(self):
+            return original_find(self, name)
+        path = paths[me]
+        if path not in used:
+            used.add(path)
         recorder.depth += 1  # it reads the module's tables, and none of that is forward's own
         try:
-            found = original_find(self, name)
+            holders = original_read(self, "__dict__")
+            for table in tables:
+                if table in holders and name in holders[table]:
+                    found = holders[table][name]
+                    break
+            else:
+                found = original_find(self, name)
         except AttributeError:
-            recording.missing.add((paths[me], name))
+            recording.missing.add((path, name))
             raise
         finally:
             recorder.depth -= 1
-        recording.registered.add((type(self), name))
+        place = plain_type(self), name
+        if place not in recording.registered:
+            recording.registered.add(place)
         return found
 
     members: Any = nn.Module._named_members
@@ -357,14 +383,6 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
             recorder.add(torch.ops.aten.alias.default, (self,), out)
         return out
 
-    handle_mode: Any = torch._library.utils.handle_dispatch_mode
-
-    def handled(mode: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
-        if mode is recorder:  # which does without the types that torch would collect
-            return recorder.__torch_dispatch__(op, (), args, kwargs)
-        return handle_mode(mode, op, *args, **kwargs)
-
-    patches.set(torch._library.utils, "handle_dispatch_mode", handled)
     patches.set(nn.Module, "__call__", call)
     patches.set(torch.Tensor, "as_subclass", as_subclass)
     patches.set(torch.Tensor, "shape", property(shape))
@@ -451,7 +469,7 @@ def recording(
                 stack.enter_context(disguised(recorder.is_mine, patches, recorder.refuse_reading))
                 stack.enter_context(fake)
             stack.enter_context(enable_python_dispatcher())
-            stack.enter_context(modes_of_its_own())
+            stack.enter_context(modes_of_its_own(recorder))
             stack.enter_context(recorder)
             if fake is None and watch is None:
                 read = stack.enter_context(surroundings(recorder.is_mine, snapshot.holds, recorder.aside))

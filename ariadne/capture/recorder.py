@@ -25,13 +25,13 @@ from ariadne import tree
 from ariadne.capture.followed import own_numbers, plain
 from ariadne.capture.foreseen import on_fake, raised_by_data
 from ariadne.capture.generators import TORCH
+from ariadne.capture.predispatch import silent_thread
 from ariadne.capture.refusals import Patches, refuse_transforms
 from ariadne.capture.scripted import Running
 from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot, Spot
 from ariadne.capture.written import Writes
 from ariadne.errors import AriadneError, UnsupportedError
-from ariadne.forks import undone
 from ariadne.guards import Effect, Event, Recording, switches
 from ariadne.plan import PLAIN, Region, bind, storage_of, tensors_in, written_arguments
 
@@ -82,7 +82,7 @@ class Recorder(ProxyTorchDispatchMode):
 
     def is_mine(self) -> bool:
         """Whether it is forward's own Python that runs: in the thread that records, and outside of any op."""
-        return not self.depth and threading.get_ident() == self.thread
+        return not self.depth and silent_thread() == self.thread
 
     def forget(self) -> None:
         """Let go of the model, and of all that was seen.
@@ -167,12 +167,16 @@ class Recorder(ProxyTorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.dispatched(func, args, kwargs or {})
+
+    def dispatched(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        """What an op gives, which is noted."""
         profile = sys.getprofile()
         if profile is None or profile is not self.profile:  # another thread, or a profiler of forward's own
-            return self._dispatch(func, args, kwargs or {}, None)
+            return self._dispatch(func, args, kwargs, None)
         sys.setprofile(None)  # none of what records is forward's own
         try:
-            return self._dispatch(func, args, kwargs or {}, profile)
+            return self._dispatch(func, args, kwargs, profile)
         finally:
             sys.setprofile(profile)
 
@@ -441,29 +445,6 @@ def modes() -> tuple[Any, ...]:
         torch._C.is_inference_mode_enabled(),
         *((d, torch._C.is_autocast_enabled(d), torch._C.get_autocast_dtype(d), cache) for d in AUTOCAST_DEVICES),
     )
-
-
-@contextmanager
-def modes_of_its_own() -> Iterator[None]:
-    """While in the block, this thread has modes at the pre-dispatch key of its own: torch keeps one stack of them for all threads.
-
-    Another thread that puts its modes aside for a moment, as each fake tensor does, would take the recorder's off, too, and put it
-    onto itself.
-    """
-    ops: Any = torch._ops
-    plain, me = ops.mode_stack_state_for_pre_dispatch, threading.get_ident()
-    own = type(plain())()
-
-    def put_back() -> None:
-        ops.mode_stack_state_for_pre_dispatch = plain
-
-    end = undone(put_back)
-    ops.mode_stack_state_for_pre_dispatch = lambda: own if threading.get_ident() == me else plain()
-    try:
-        yield
-    finally:
-        put_back()
-        end()
 
 
 def sizes_in(t: torch.Tensor) -> tuple[int, ...]:

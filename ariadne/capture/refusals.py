@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -58,7 +59,7 @@ class Patches:
             self.builtins[name] = before, value
         if type(value) is FunctionType and before is not Patches:
             value.__dict__[_PLAIN] = before
-        setattr(owner, name, value)
+        _put(owner, name, value)
 
     def lift(self, lifted: bool) -> None:
         """Put Python's own functions back while an op runs, which asks them thousands of times; or replace them again."""
@@ -69,11 +70,31 @@ class Patches:
         """Put all of them back."""
         for owner, name, value in reversed(self.undo):
             if value is not Patches:
-                setattr(owner, name, value)
+                _put(owner, name, value)
             elif name in owner.__dict__:  # a fork may have come before it was set
                 delattr(owner, name)
         if self._end is not None:
             self._end()
+
+
+def _put(owner: Any, name: str, value: Any) -> None:
+    """Set an attribute of a class or a module.
+
+    What a special method of a class is, Python notes for each class below when one is set: 1,500 of them where a zoo of modules is
+    loaded, 3 ms. Where a function takes a function's place that note stays as it is: both are called by their name.
+    """
+    special = name[:2] == name[-2:] == "__" and issubclass(type(owner), type)
+    if not special or type(value) is not FunctionType or type(owner.__dict__.get(name)) is not FunctionType:
+        setattr(owner, name, value)
+        return
+    gc.get_referents(owner.__dict__)[0][name] = value
+    forget_lookups(owner)
+
+
+def forget_lookups(cls: Any) -> None:
+    """Have Python look attributes of a class up anew, as it does when one is set."""
+    cls._ariadne = None
+    del cls._ariadne
 
 
 def unpatched(value: Any) -> Any:

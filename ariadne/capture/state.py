@@ -73,6 +73,7 @@ def _holds_tensors(module: nn.Module | None) -> bool:
     return module is not None and any(m._parameters or m._buffers for m in module.modules())
 
 
+_PLAIN = LEAVES - {FunctionType}  # nothing can be noted of these
 Spot = tuple[int, Any]  # the id of a container, and a key of it; None for all of it
 
 
@@ -121,7 +122,7 @@ class Snapshot:
         for module in (*self.modules.values(), *self.strays.values()):
             self._note(module.__dict__)
         tables = [old for _, old in self._dicts] + [dict(enumerate(was)) for _, was in self._lists]
-        own = {id(v): v for table in tables for v in table.values() if is_a(v, torch.Tensor)}
+        own = {id(v): v for table in tables for v in table.values() if issubclass(type(v), torch.Tensor)}
         for t in own.values():
             if t.layout is torch.strided and not t.is_meta:
                 self._owners.setdefault(t.untyped_storage()._cdata, []).append(t)
@@ -201,17 +202,17 @@ class Snapshot:
         while todo:
             value = todo.pop()
             kind = type(value)
+            if kind in (dict, OrderedDict):  # most of all that a model keeps: its registries
+                if id(value) not in seen:
+                    seen.add(id(value))
+                    self._dicts.append((value, dict(value)))
+                    todo += [v for v in value.values() if type(v) not in _PLAIN]
+                continue
             if kind is FunctionType and id(value) not in seen:
                 seen.add(id(value))
                 self._dicts.append((value.__dict__, dict(value.__dict__)))
                 self._attributes.add(id(value.__dict__))
             if kind in LEAVES:
-                continue
-            if kind in (dict, OrderedDict):  # most of all that a model keeps: its registries
-                if id(value) not in seen:
-                    seen.add(id(value))
-                    self._dicts.append((value, dict(value)))
-                    todo += value.values()
                 continue
             if kind is memoryview:
                 todo.append(lender(value))

@@ -11,7 +11,6 @@ functions, environment and context variables, and the switches of torch that wer
 from __future__ import annotations
 
 import builtins
-import inspect
 import io
 import logging
 import operator
@@ -63,6 +62,7 @@ from ariadne.guards.links import (
     kind_for,
     link_of,
     method_of,
+    static,
 )
 from ariadne.guards.opened import State, asked_of, asks_by_name, counts_by_which, is_closed, only_answers, shows_nothing
 from ariadne.guards.outside import (
@@ -308,7 +308,7 @@ class Surroundings:
                 self._enter(descriptor_of(value, kind, key), f"{type(value).__qualname__}.{key}")
                 if not others:
                     yield from self._through_class(value, kind, key, name)
-                if kind != "item" and is_a(there := inspect.getattr_static(value, key, None), singledispatchmethod):
+                if kind != "item" and is_a(there := static(value, key, None), singledispatchmethod):
                     self._roots.append(there)
                 break
             rest.popleft()

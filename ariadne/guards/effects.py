@@ -177,6 +177,9 @@ class Effects:
                 self.rules[at] = replace(rule, what=(*rule.what, k))
 
 
+_NO_NAMES = frozenset[Any]()
+
+
 class Names:
     """The names that stand in a registry of a module's, of parameters or hooks; what stands there under them does not count."""
 
@@ -199,7 +202,8 @@ class Containers:
         given: Any,
         outside: Iterable[Root],
     ) -> None:
-        self._noted: dict[int, tuple[Place, Any, str, Any]] = {}
+        # Most are registries, in most of which nothing is: for those a place is made only where one is asked for.
+        self._noted: dict[int, tuple[Any, Any, str, Any]] = {}
         for path, module in (*modules.items(), *strays.items()):
             for name, value in module.__dict__.items():
                 if name == PARTS or (type(value) not in LEAVES and name not in BOOKKEEPING):
@@ -207,8 +211,7 @@ class Containers:
                 elif name in BOOKKEEPING and is_a(
                     value, (dict, set)
                 ):  # of what stands there others tell, where it counts
-                    names = Names(value)
-                    self._noted[id(value)] = Place("held", path, (name,)), names, "set", contents(names, "set")
+                    self._noted[id(value)] = (path, name), value, "names", {*value} or _NO_NAMES
         for side, part in enumerate(given):
             for step, value in held(part):
                 self._walk(Place("input", "", (side, step)), value)
@@ -236,13 +239,21 @@ class Containers:
                 beside = kind == "object" != kind_of(value)
                 own = own_of(value) if beside else value
                 at = -id(value) if own is None else id(own)
-                self._noted.setdefault(at, (replace(place, beside=beside), value, kind, contents(value, kind)))
+                if at not in self._noted:
+                    stands = replace(place, beside=True) if beside else place
+                    self._noted[at] = stands, value, kind, contents(value, kind)
             for step, inner in held(value):
                 todo.append((place.below(step), inner))
 
     def _all(self, *, filled: bool = False) -> Iterator[tuple[Place, Any, str, Any]]:
-        """Where each stands, it, its kind and what it held; with `filled` no dict that held nothing and holds nothing now."""
-        yield from self._noted.values()
+        """Where each stands, it, its kind and what it held; with `filled` no dict that held nothing and holds nothing now, and no
+        registry that holds the names that it held."""
+        for noted in self._noted.values():
+            at, thing, kind, was = noted
+            if kind != "names":
+                yield noted
+            elif not filled or {*thing} != was:
+                yield _of_names(*at), Names(thing), "set", {*was}
         for root in self._empty.values():
             if not filled or root.thing:
                 yield _at(root), root.thing, "dict", {}
@@ -264,7 +275,7 @@ class Containers:
     def at(self, ids: Collection[int]) -> set[Place]:
         """Where the containers with these ids stand."""
         known = {
-            **{key: place for key, (place, *_) in self._noted.items()},
+            **{key: _of_names(*at) if kind == "names" else at for key, (at, _, kind, _) in self._noted.items()},
             **{k: _at(r) for k, r in self._empty.items()},
         }
         return {known[key] for key in ids if key in known}
@@ -293,6 +304,10 @@ class Containers:
             elif change.put() or change.gone() or len(change.before) != len(change.after):
                 found[place] = change
         return found
+
+
+def _of_names(path: str, name: str) -> Place:
+    return Place("held", path, (name,))
 
 
 def _at(root: Root) -> Place:

@@ -133,6 +133,8 @@ class _Search:
         self.own: dict[type, set[str]] = {}  # those in the methods of a class that run
         self.values: dict[int, FunctionType] = {}  # functions that stand where forward may have them as things
         self.python: dict[int, ModuleType] = {}  # modules of the user's Python that something holds
+        self.families: dict[int, tuple[type, tuple[type, ...]]] = {}
+        self.asked: dict[tuple[int, str], int] = {}  # for how many names each of these was
         self.opened: dict[int, Any] = {}  # the classes and functions that what runs meets
         self.left = _MOST  # things that may be looked into for the classes in them, each counted once
         self.counted: dict[int, Any] = {}
@@ -180,11 +182,30 @@ class _Search:
         while done < len(self.opened) and not self.todo:
             for thing in [*self.opened.values()][done:]:
                 done += 1
-                for base in (family := _family(thing)):
-                    self.inside(base, {n for cls in family for n in self.own.get(cls, ())})
+                family = self.family(thing)
+                spoken = [self.own.get(cls, ()) for cls in family]
+                if self.grew(thing, "own", sum(map(len, spoken))):
+                    for base in family:
+                        self.inside(base, {n for names in spoken for n in names})
         for thing in () if self.todo else [*self.opened.values()]:
-            self.inside(thing, self.spoken)
+            if self.grew(thing, "all", len(self.spoken)):
+                self.inside(thing, self.spoken)
         return bool(self.todo) or done < len(self.opened)
+
+    def family(self, cls: Any) -> tuple[type, ...]:
+        """A class, its bases and the class that made it, but for torch's and Python's own; none for what is no class."""
+        if not is_a(cls, type):
+            return ()
+        if id(cls) not in self.families:
+            found = (*cls.__mro__[:-1], *type(cls).__mro__[:-2])
+            self.families[id(cls)] = cls, tuple(base for base in found if not _is_known(base))
+        return self.families[id(cls)][1]
+
+    def grew(self, thing: Any, which: str, count: int) -> bool:
+        """Whether there are more names than when a thing was last asked for these: names become more, and none is lost."""
+        before = self.asked.get((id(thing), which))
+        self.asked[id(thing), which] = count
+        return before != count
 
     def inside(self, thing: Any, names: Collection[str], methods: bool = True) -> None:
         """Look at what stands under these names in a class or a function, and at the methods that run without being named."""
@@ -250,7 +271,7 @@ class _Search:
     def meet_class(self, cls: type, names: Collection[str]) -> None:
         """Look at what these names mean in a class, in its bases, and in the class that made it."""
         self.read.thing(cls)
-        for base in _family(cls):
+        for base in self.family(cls):
             if self.runs:
                 self.classes[base] = None
                 self.opened[id(base)] = base
@@ -407,7 +428,7 @@ class _Search:
 
     def called_by(self, f: FunctionType, names: Collection[str]) -> list[FunctionType]:
         """The functions that one has these names for, and that it may hand a class or an object to."""
-        for cls in (family := _family(self.owner)):
+        for cls in (family := self.family(self.owner)):
             self.read.thing(cls)
             self.read.table(own_dict(cls))
         own = [vars(cls)[name] for cls in family for name in vars(cls).keys() & names]
@@ -491,12 +512,6 @@ def _names_of(cls: type) -> frozenset[str]:
     own = (base for base in cls.__mro__[:-1] if not is_torchs_own(base.__module__))
     functions = (f for base in own for thing in vars(base).values() for f in (thing, *around(thing)))
     return frozenset(name for f in functions if is_a(f, FunctionType) for name in names_in(f.__code__))
-
-
-def _family(cls: Any) -> tuple[type, ...]:
-    """A class, its bases and the class that made it, but for torch's and Python's own; none for what is no class."""
-    found = (*cls.__mro__[:-1], *type(cls).__mro__[:-2]) if is_a(cls, type) else ()
-    return tuple(base for base in found if not _is_known(base))
 
 
 def _is_known(cls: type) -> bool:
