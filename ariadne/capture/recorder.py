@@ -69,6 +69,7 @@ class Recorder(ProxyTorchDispatchMode):
         self.depth = 0
         self.running: tuple[OpOverload, tuple[Any, ...]] | None = None  # the op that fake tensors go through
         self.own: set[int] = set()
+        self.made_in: dict[Any, Any] = {}  # memory that was made in a part which runs again, and which part that was
         self.writes = Writes(snapshot)
         self.within: Within | None = None  # what the ops of a function that is kept whole read
         self.ambient, self.settings = modes(), switches.settings()
@@ -291,6 +292,9 @@ class Recorder(ProxyTorchDispatchMode):
                 "tensor and a mask"
             )
         self.own.update(map(id, made))
+        if runs_again():
+            given = {*map(storage_of, tensors_in(args))}
+            self.made_in.update({at: _saving_hooks() for t in made if (at := storage_of(t)) not in given})
         self.writes.made(args, out)
         if self.watch is not None:
             self.watch.learn(len(self.recording.events) - 1, made)
@@ -378,7 +382,7 @@ class Recorder(ProxyTorchDispatchMode):
             self.refuse_kept(written)
             mine = any(storage_of(t) in self.state for t in written)
             strangers += (others := self._keep(written))
-            if not self.depth and (mine or others) and runs_again() and (mine or not self._made_by_ops(others)):
+            if not self.depth and (mine or others) and runs_again() and (mine or not self._made_again(others)):
                 raise UnsupportedError(
                     f"forward writes into a tensor {'of the model' if mine else 'that it did not make'} within "
                     f"torch.utils.checkpoint in {self.where()}: the backward pass runs that part again, and writes again, which a "
@@ -386,10 +390,11 @@ class Recorder(ProxyTorchDispatchMode):
                 )
         return strangers
 
-    def _made_by_ops(self, strangers: Iterable[tuple[torch.Tensor, Any]]) -> bool:
-        """Whether ops made the memory of all of these: what `torch.zeros` returns is another tensor than its op's."""
-        made = {storage_of(o) for event in self.recording.events for o in tensors_in(event.out)}
-        return all(storage_of(t) in made for t, _ in strangers)
+    def _made_again(self, strangers: Iterable[tuple[torch.Tensor, Any]]) -> bool:
+        """Whether the part that runs again makes the memory of all of these: what `torch.zeros` returns is another tensor than
+        its op's."""
+        now = _saving_hooks()
+        return all(self.made_in.get(storage_of(t)) is now for t, _ in strangers)
 
     def refuse_kept(self, written: Iterable[torch.Tensor]) -> None:
         """Raise `UnsupportedError` for a write into what an opaque part keeps: where a cut lies between, it would miss it."""
@@ -431,10 +436,16 @@ def profiled(profile: Any, run: Callable[[], Any]) -> Any:
         sys.setprofile(None)
 
 
+def _saving_hooks() -> Any:
+    """What packs the tensors that ops save now, for each part under `torch.utils.checkpoint` another; None where nothing does."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return None if hooks is None else hooks[0]
+
+
 def runs_again() -> bool:
     """Whether what runs now will run once more in the backward pass."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
+    hooks = _saving_hooks()
+    return hooks is not None and getattr(hooks, "__module__", "") == "torch.utils.checkpoint"
 
 
 def modes() -> tuple[Any, ...]:

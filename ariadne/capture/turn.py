@@ -95,8 +95,10 @@ def _collect_rarely() -> Callable[[], object]:
     ours = max(before[0], _YOUNG), before[1], max(before[2], _OLD)
 
     def put_back() -> None:
-        if gc.get_threshold()[0] == ours[0]:  # else forward, or another thread, has set it otherwise
-            gc.set_threshold(*before)
+        now = zip(
+            gc.get_threshold(), ours, before, strict=True
+        )  # forward, or another thread, may have set some otherwise
+        gc.set_threshold(*(was if stands == mine else stands for stands, mine, was in now))
         end()
 
     end = undone(put_back)

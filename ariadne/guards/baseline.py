@@ -32,7 +32,7 @@ from ariadne.guards.attributes import (
 from ariadne.guards.attributes import shown as shown_step
 from ariadne.guards.classes import Hiding, Lookup, Nearer, changeable, own_dict, stands_in
 from ariadne.guards.counted import Names, kept_of_attribute, owner_of
-from ariadne.guards.first_calls import AsFilled
+from ariadne.guards.first_calls import AsFilled, first_calls
 from ariadne.guards.kept import Defaults, Kept, Same
 from ariadne.guards.left import AsLeft, merged
 from ariadne.guards.marks import (
@@ -230,7 +230,9 @@ class Baseline:
         self.attributes += [("", (what,), AsFilled(model, filled[what], called)) for what in sorted(filled)]
         left = merged(recorded.left for recorded in recordings)
         reads = frozenset[tuple[str, str]]().union(*(recorded.decided for recorded in recordings))
-        if not called and (left or reads):
+        if called:  # by the model itself, or by a split of it: what that left is known
+            left, reads = {site: one for site, one in left.items() if site in first_calls(model)}, frozenset()
+        if left or reads:
             self.attributes.append(("", ("what a first call leaves",), AsLeft(model, left, reads)))
         self._note_classes(recordings, names)
         self._note_kinds(recordings, names)

@@ -14,7 +14,7 @@ from ariadne import tree
 from ariadne.boundary import BoundaryPayload, no_boundary
 from ariadne.capture import Captured, Example, capturing, drawn_by
 from ariadne.cut import SIDES, Boundary, SplitCandidate, frontiers, select
-from ariadne.errors import AriadneError, BatchError, BoundaryError, FrontierError, ModuleError
+from ariadne.errors import AriadneError, BatchError, BoundaryError, FrontierError, ModuleError, TrainingError
 from ariadne.forks import rlock
 from ariadne.guards import Baseline, as_before, explain, matched, state_types
 from ariadne.plan import TracePlan, sizes_at, sizes_in
@@ -60,6 +60,7 @@ class Plans:
         self._change = ""  # what the plans that would serve the call find changed
         self._changes = 0  # calls that were captured for one
         self._unlisted: dict[int, Callable[[], Any]] = {}  # parameters that no side had when these were asked for
+        self._listed_all: set[Variant] = set()  # plans that read none of them
         self._dropped: set[tuple[str, str]] = set()  # the keys of variants that made way for others
         self._rests: dict[Any, Any] = {}  # how a call goes on from a question of one plan in another
         self._answered: dict[Any, Any] = {}  # the same, by a question's answer
@@ -74,7 +75,7 @@ class Plans:
             try:
                 self._add(self._cut(plan, candidates, baseline, chosen))
             except ModuleError:  # of a model as it was once
-                if not self._variants:
+                if settings.on_change == "refuse" or len(self._plans) == 1:
                     raise
                 del self._plans[plan]
         self._main = self._variants[0]
@@ -120,7 +121,9 @@ class Plans:
         baseline: Baseline,
         chosen: SplitCandidate | None = None,
     ) -> Variant:
-        if chosen is None or chosen not in candidates:
+        if chosen is not None and chosen in candidates:
+            chosen = candidates[candidates.index(chosen)]  # this plan's own, by which its boundaries are known
+        else:
             chosen = candidates[0] if plan.apart is not None else self._choose(plan, candidates)
         return Variant(plan, candidates, chosen, self.model, baseline, self.settings)
 
@@ -136,6 +139,7 @@ class Plans:
             self._by_key[oldest.key].remove(oldest)
             self._plans.pop(oldest.plan, None)
             self._forget(oldest, begun=True)
+            self._listed_all.discard(oldest)
             self._alike = {pair: same for pair, same in self._alike.items() if oldest not in pair}
             self._same = {pair: same for pair, same in self._same.items() if oldest not in pair}
             self._dropped.add(oldest.key)
@@ -331,8 +335,8 @@ class Plans:
             plan, candidates = captured.plan, frontiers(captured.plan)
             with self._lock:
                 variant = self._cut(plan, candidates, captured.baseline)
-            if change and training:
-                self._refuse_unlisted(variant, change)
+            if not variant.guard():  # of what forward keeps from its first call, the model goes on with another
+                variant.guard.explain()
             self._prove(variant, captured, example, training)
             if change:
                 self._count(change, time.monotonic() - begun)
@@ -359,17 +363,22 @@ class Plans:
                 stacklevel=2,
             )
 
-    def _refuse_unlisted(self, variant: Variant, change: str) -> None:
-        """Raise `ModuleError` where the changed model trains a parameter that no optimizer of a side's parameters has."""
+    def _refuse_unlisted(self, variant: Variant) -> None:
+        """Raise `TrainingError` where a plan reads a parameter that no optimizer of a side's parameters has."""
+        unlisted = False
         for path, name in (pair for reads in variant.reads.values() for pair in reads):
             p = self.model.get_submodule(path)._parameters.get(name)
-            if p is not None and p.requires_grad and self._unlisted.get(id(p), lambda: None)() is p:
-                where = f"{path}.{name}".lstrip(".")
-                raise ModuleError(
-                    f"the model was changed ({change.partition('; ')[0]}), and now forward reads the parameter {where!r}, which "
-                    "was among neither side's parameters when these were asked for: an optimizer made of them would not step it. "
-                    "Call prepare_split again, and make the optimizers anew"
-                )
+            if p is not None and self._unlisted.get(id(p), lambda: None)() is p:
+                unlisted = True
+                if p.requires_grad:
+                    where = f"{path}.{name}".lstrip(".")
+                    raise TrainingError(
+                        f"forward reads the parameter {where!r} now, which was among neither side's parameters when these were "
+                        "asked for: an optimizer made of them would not step it. Run runtime.learn(example_inputs), ask for "
+                        "prefix_parameters() and suffix_parameters() again, and make the optimizers anew"
+                    )
+        if not unlisted:
+            self._listed_all.add(variant)
 
     def _prove(self, variant: Variant, captured: Captured, example: Example, trains: bool) -> None:
         """Hold a plan that was captured for a call against the model, before it serves one."""
@@ -408,7 +417,7 @@ class Plans:
         if not variants and key in self._dropped:
             raise BoundaryError(
                 f"this boundary (batch {boundary.batch}) was made by this split, whose plan for it ({boundary.plan_signature}) was "
-                f"dropped since: inputs came that need more than {self._room()} plans in all, and the one used longest ago made "
+                f"dropped since: calls came that need more than {self._room()} plans in all, and the one used longest ago made "
                 "way. Run the prefix again, and the suffix soon after; or prepare a split of its own for each kind of input"
             )
         if not variants:

@@ -61,8 +61,8 @@ class SplitRuntime(Told):
         """Run the prefix without gradients; takes what the model's forward takes, in the form that was captured.
 
         Any batch in `dynamic_batch` will do. Raises `InputError`, for a batch outside of it `BatchError`, and `ModuleError` where
-        the model was changed; then nothing has run. Where the call needs a plan of its own, it is captured now and held against the
-        model, which may raise `CaptureError` and `VerificationError`.
+        the model was changed and that is to be refused; then nothing has run. Where the call needs a plan of its own, it is
+        captured now and held against the model, which may raise `CaptureError` and `VerificationError`.
 
         >>> runtime.run_prefix(torch.randn(8, 3, 224, 224))
         BoundaryPayload(cut:50, batch 8, layer3_1_relu_call2: [8, 256, 14, 14])
@@ -277,6 +277,8 @@ class SplitRuntime(Told):
         _set_grad_enabled(True)
         try:
             variant, entered = self.enter(args, kwargs, True)
+            if self._unlisted and variant not in self._listed_all:
+                self._refuse_unlisted(variant)
             for given in entered:
                 if isinstance(given, torch.Tensor) and given.requires_grad:
                     self._owned_by(variant).refuse_input_of_suffix(given)

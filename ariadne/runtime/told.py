@@ -117,11 +117,12 @@ class Told(NotCalled, Paths):
             for path in sorted({path for reads in now.reads.values() for path, _ in reads}):
                 if _part(self.model, path) is not now.modules[path]:
                     raise ModuleError(
-                        f"{named(path)} was replaced since the last call, and which side has its parameters shows at the next: run "
-                        "run_training_prefix once, or runtime.learn(example_inputs), and ask then"
+                        f"{named(path)} was replaced since the last call with gradients, and which side has its parameters shows "
+                        "at the next: run runtime.learn(example_inputs), and ask then"
                     )
             mine = {id(p) for p in (*owned.prefix, *owned.suffix)}
             self._unlisted = {id(p): ref(p) for p in self.model.parameters() if id(p) not in mine}
+            self._listed_all = set()
         return owned
 
     def _owned(self) -> Owned:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
@@ -67,6 +68,7 @@ class Measured:
     ends: list[tuple[int, str, int, str]] = field(default_factory=list)  # ops so far, module, which call, why not there
     counts: Counter[str] = field(default_factory=Counter)
     uses: dict[int, list[int]] = field(default_factory=dict)  # parameter, by id: ops that read it
+    met: Mapping[int, Callable[[], Any]] = field(default_factory=dict)  # all parameters that there were, by id
     spans: list[tuple[int, int, int]] = field(default_factory=list)  # of other memory: made, last read, bytes
     drew: set[str] = field(default_factory=set)  # the random generators of the process that it drew from
     needs_gradients: bool = False  # forward raises without, as where it calls torch.autograd.grad
@@ -177,7 +179,8 @@ def measure(
 def _measured(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], drew: set[str], plainly: bool
 ) -> Measured:
-    found, paths = Measured(drew=drew), {id(m): path for path, m in reversed([*model.named_modules()]) if path}
+    met = {id(p): ref(p) for p in model.parameters()}
+    found, paths = Measured(drew=drew, met=met), {id(m): path for path, m in reversed([*model.named_modules()]) if path}
     began, patches, me = switches(), Patches(), get_ident()
     counting = _Counting(found, model, (args, kwargs))
     original: Callable[..., Any] = nn.Module.__call__

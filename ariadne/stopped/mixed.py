@@ -268,8 +268,15 @@ class MixedSplit(NotCalled):
             )
         self.graph.save(path, side=side, weights=weights)
 
-    def resplit(self, boundary: str | CallCandidate) -> MixedSplit:
-        """The same model, cut at the end of another call: captured up to there, and held against the model."""
+    def resplit(self, boundary: str | CallCandidate, *, on_change: str | None = None) -> MixedSplit:
+        """The same model, cut at the end of another call: captured up to there, and held against the model.
+
+        `on_change` can't be but "refuse" here.
+        """
+        if on_change not in (None, "refuse"):
+            raise SpecError(
+                f"a graph beside the model's own Python refuses a changed model; found on_change={on_change!r}"
+            )
         if isinstance(boundary, CallCandidate):
             boundary = boundary.split_id
         settings = replace(self.settings, boundary=parse_boundary(boundary))

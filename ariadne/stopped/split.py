@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Never
+from weakref import ref
 
 import torch
 from torch import nn
@@ -15,7 +16,7 @@ from ariadne.boundary import BoundaryPayload, no_boundary
 from ariadne.capture import Example, Snapshot
 from ariadne.compiled import CompileReport
 from ariadne.cut import ExecutionMode, parse_boundary
-from ariadne.errors import BoundaryError, SpecError, TrainingError
+from ariadne.errors import BoundaryError, ModuleError, SpecError, TrainingError
 from ariadne.forks import rlock
 from ariadne.guards import copied_model, no_weights_cached
 from ariadne.runtime import (
@@ -108,18 +109,31 @@ class PythonSplit(NotCalled):
         see_draws(self.model, example, grad, self._measured.drew)
 
     def prefix_parameters(self) -> list[nn.Parameter]:
-        """The parameters that the example used before the cut, each once."""
-        return self._sides()[0]
+        """The parameters that the example used before the cut, each once.
+
+        Raises `ModuleError` where the model has others by now, of which the example tells nothing.
+        """
+        return self._listed()[0]
 
     def suffix_parameters(self) -> list[nn.Parameter]:
-        """The parameters that the example used after the cut, each once."""
-        return self._sides()[1]
+        """The parameters that the example used after the cut, each once; raises as `prefix_parameters` does."""
+        return self._listed()[1]
 
     def shared_parameters(self) -> list[nn.Parameter]:
         """The parameters that the example used on both sides."""
-        before, after = self._sides()
+        before, after = self._listed()
         ids = {id(p) for p in after}
         return [p for p in before if id(p) in ids]
+
+    def _listed(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        met = self._measured.met
+        for name, p in self.model.named_parameters():
+            if p.requires_grad and met.get(id(p), lambda: None)() is not p:
+                raise ModuleError(
+                    f"the parameter {name!r} came after the split was prepared, and which side uses it is known of the example "
+                    "alone; call prepare_split again"
+                )
+        return self._sides()
 
     def _sides(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         return self._measured.sides([*self.model.parameters()], self.candidate.cut)
@@ -357,6 +371,8 @@ class PythonSplit(NotCalled):
 
         `on_change` is that of a graph: here each call runs the model as it is.
         """
+        if on_change not in (None, "capture", "refuse"):
+            raise SpecError(f"on_change is one of 'capture', 'refuse'; found {on_change!r}")
         if mode not in (None, "generated_eager") or compile_options:
             raise SpecError(f"a Python split runs forward as it is, so there is no mode {mode!r}. {self.why}")
         if isinstance(boundary, CallCandidate):
@@ -386,7 +402,10 @@ class PythonSplit(NotCalled):
     def __deepcopy__(self, memo: dict[int, Any]) -> PythonSplit:
         model = copied_model(self.model, memo)
         twin = {id(p): id(q) for p, q in zip(self.model.parameters(), model.parameters(), strict=True)}
-        measured = replace(self._measured, uses={twin[i]: ops for i, ops in self._measured.uses.items() if i in twin})
+        uses = {twin[i]: ops for i, ops in self._measured.uses.items() if i in twin}
+        known = {twin[i] for i in self._measured.met if i in twin}
+        met = {id(p): ref(p) for p in model.parameters() if id(p) in known}
+        measured = replace(self._measured, uses=uses, met=met)
         return PythonSplit(model, self.settings, self._example, measured, self.why, self.candidate)
 
     # --- proof ----------------------------------------------------------------------------------------------------

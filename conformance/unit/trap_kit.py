@@ -65,7 +65,7 @@ class Twins:
         self.whole = build().train(train)
         self.split = copy.deepcopy(self.whole)
         spec = SplitSpec(boundary, dynamic_batch=batches)
-        self.runtime = prepare_split(self.split, args, split=spec, example_kwargs=kwargs)
+        self.runtime = prepare_split(self.split, args, split=spec, example_kwargs=kwargs, on_change="refuse")
 
     def cuts(self, exact: bool = False) -> Iterator[SplitRuntime]:
         """A runtime for every safe cut of the plan, or for those that train exactly."""
