@@ -250,7 +250,7 @@ class Snapshot:
 
     def own_generators(self) -> list[torch.Generator]:
         """Those of torch's that the model holds."""
-        return [put.__self__ for put, _ in self._generators]
+        return [g for put, _ in self._generators if isinstance(g := getattr(put, "__self__", None), torch.Generator)]
 
     def note_variables(self, thing: Any, names: Collection[str]) -> None:
         """Note the globals of these names in a dict, the attributes of a class, or what a cell holds."""

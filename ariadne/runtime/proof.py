@@ -55,14 +55,19 @@ def prove(model: nn.Module, variant: Variant, captured: Captured, example: Examp
         plan, candidates, baseline = variant.plan, variant.candidates, captured.baseline
         variant = Variant(plan, candidates, variant.candidate, model, baseline, plain)
     runs = _Runs(model, captured.plan, _draws(captured))
-    held = (*captured.plan.objects.values(), *Snapshot(model).own_generators())
-    own_generators = {id(g): g for g in held if isinstance(g, torch.Generator)}
+    generators = {id(g): g for g in Snapshot(model).own_generators()}
+    strange = [g for g in captured.plan.objects.values() if isinstance(g, torch.Generator) and id(g) not in generators]
+    generators |= {id(g): g for g in strange}
     seen = next((seen for seen in captured.evidence if seen.batch in captured.plan.batches), None)
-    if own_generators and seen is not None:
-        _refuse_seeding(runs, variant, seen.example or example, seen.batch, [*own_generators.values()])
-    for seen in captured.evidence:
-        if seen.batch in captured.plan.batches:
-            _prove_output(runs, variant, seen.example or example, seen.batch, seen.output)
+    if (
+        strange and seen is not None
+    ):  # forward may have made it: then its results differ, for want of what it was seeded with
+        _refuse_seeding(runs, variant, seen.example or example, seen.batch, strange)
+    for each in captured.evidence:
+        if each.batch in captured.plan.batches:
+            _prove_output(runs, variant, each.example or example, each.batch, each.output)
+    if generators and seen is not None:
+        _refuse_seeding(runs, variant, seen.example or example, seen.batch, [*generators.values()])
     if trains:
         _prove_gradients(runs, variant, example)
 

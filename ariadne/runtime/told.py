@@ -115,7 +115,8 @@ class Told(NotCalled, Paths):
         now, owned = self._now[True], self._owned()
         if self.settings.on_change == "capture":
             for path in sorted({path for reads in now.reads.values() for path, _ in reads}):
-                if _part(self.model, path) is not now.modules[path]:
+                # Where Python branches, all that there are now is told.
+                if now.prefix_moves is None and _part(self.model, path) is not now.modules[path]:
                     raise ModuleError(
                         f"{named(path)} was replaced since the last call with gradients, and which side has its parameters shows "
                         "at the next: run runtime.learn(example_inputs), and ask then"

@@ -64,7 +64,13 @@ def split_of(build: Callable[[], Net], training: bool) -> tuple[Net, SplitRuntim
     torch.manual_seed(0)
     model, x = build(), torch.randn(2, 4)
     model.train(training)
-    return model, prepare_split(model, example_inputs=(x,), split=SplitSpec(boundary="50%", dynamic_batch=(1, 8))), x
+    return (
+        model,
+        prepare_split(
+            model, example_inputs=(x,), split=SplitSpec(boundary="50%", dynamic_batch=(1, 8)), on_change="refuse"
+        ),
+        x,
+    )
 
 
 def agree(model: Net, split: SplitRuntime, x: torch.Tensor) -> None:

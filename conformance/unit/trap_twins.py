@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ariadne import SplitRuntime, SplitSpec, prepare_split, tree
+from ariadne import SplitRuntime, SplitSpec, tree
 from ariadne.compare import difference
 from conformance.suite.state import seed_torch
+from conformance.unit.refusing import prepare_split
 
 
 def seeded(shape: Sequence[int], seed: int = 1) -> torch.Tensor:
