@@ -176,7 +176,7 @@ def _settings(
     mode: ExecutionMode,
     objective: Objective | None,
     compile_options: Mapping[str, Any] | None,
-    on_change: OnChange,
+    on_change: OnChange = "capture",
 ) -> Settings:
     spec = split if isinstance(split, SplitSpec) else SplitSpec(boundary=split)
     return Settings(spec, parse_boundary(spec.boundary), mode, objective, compile_options, on_change)

@@ -121,4 +121,4 @@ from ariadne.guards.switches import (
 from ariadne.guards.tensors import StateGuard, sizes_count
 from ariadne.guards.told import told_of, without_content
 from ariadne.guards.versions import VERSION, stamp
-from ariadne.guards.whole import MARK, Taken, is_whole, looked_into, opaque
+from ariadne.guards.whole import MARK, Taken, looked_into, opaque

@@ -516,10 +516,19 @@ class SplitRuntime(Told):
         plans = {p: (with_trainable(p, c, trains), b) for p, (c, b) in self._plans.items()}
         change = old.on_change if on_change is None else on_change
         settings = replace(old, boundary=parsed, mode=mode, compile_options=compile_options, on_change=change)
-        candidates = plans[self.plan][0]
-        here = parse_boundary(self.candidate.split_id) if boundary is None else parsed
-        chosen = select(self.plan, candidates, here, trainable=old.spec.trainable, objective=old.objective)
+        main = self._main if change == "refuse" else self._as_it_is()
+        plans = {main.plan: plans[main.plan], **plans}
+        here = parse_boundary(main.candidate.split_id) if boundary is None else parsed
+        chosen = select(main.plan, plans[main.plan][0], here, trainable=old.spec.trainable, objective=old.objective)
         return SplitRuntime(self.model, settings, plans, self._recapture, chosen)
+
+    def _as_it_is(self) -> Variant:
+        """The plan of the model as it is now: the first one, if that holds; or the newest that does, for training if asked."""
+        if self.plan.apart is not None or self._main.guard():
+            return self._main
+        holding = [v for v in reversed(self._variants) if v.guard()]
+        trains = [v for v in holding if v.serves(True)] if self.settings.spec.trainable else []
+        return next(iter((*trains, *holding)), self._main)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SplitRuntime:
         model = copied_model(self.model, memo)

@@ -1,12 +1,14 @@
-"""Forwards that run with gradients alone, since they take one themselves; and state that turns from a number into a tensor."""
+"""Forwards that run with gradients alone, since they take one themselves; parts that run again; numbers that become tensors."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from ariadne import SplitSpec, prepare_split
 from ariadne.errors import UnsupportedError
@@ -68,3 +70,54 @@ def test_a_number_that_becomes_a_tensor_is_refused_by_name() -> None:
     """Torch's error about the truth of a tensor came out."""
     with pytest.raises(UnsupportedError, match=r"'potential' of '1' \(from 0\.0 to a tensor\)"):
         prepare_split(nn.Sequential(nn.Linear(4, 4), Spikes()), (torch.randn(2, 4),), split="after:0")
+
+
+OUTSIDE = torch.zeros(4)
+
+
+def _made_within(h: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    return h + torch.zeros_like(h > 0, dtype=h.dtype).masked_fill_(h > 0, -1.0)
+
+
+def _made_before(h: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    return h + before.add_(1)
+
+
+def _outside_looked_at(h: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+    return h + OUTSIDE[:4].sum() + OUTSIDE.add_(1)
+
+
+class Checkpointed(nn.Module):
+    """A part that runs again in the backward pass, and writes."""
+
+    def __init__(self, part: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.a, self.b, self.part = nn.Linear(4, 4), nn.Linear(4, 2), part
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Two numbers for each sample, and what was made before the part."""
+        before = torch.zeros(4)
+        return self.b(checkpoint(self.part, self.a(x), before, use_reentrant=False)), before
+
+
+def test_what_a_checkpointed_part_makes_it_may_write_into() -> None:
+    """As attention does with its masks."""
+    torch.manual_seed(0)
+    whole = Checkpointed(_made_within)
+    split, x = copy.deepcopy(whole), torch.randn(3, 4)
+    runtime = prepare_split(split, (x,), split=SplitSpec("50%", trainable=True))
+    whole(x)[0].square().mean().backward()
+    boundary = runtime.run_training_prefix(x)
+    _, gradients = runtime.train_suffix(boundary, loss_fn=lambda output, _: output[0].square().mean())
+    runtime.backward_prefix(boundary, gradients)
+    for p, q in zip(whole.parameters(), split.parameters(), strict=True):
+        assert p.grad is not None
+        assert q.grad is not None
+        assert torch.equal(p.grad, q.grad)
+
+
+@pytest.mark.parametrize("part", [_made_before, _outside_looked_at])
+def test_what_it_did_not_make_it_may_not(part: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+    """The backward pass would write again; a view of it that an op made does not make it its own."""
+    with pytest.raises(UnsupportedError, match=r"did not make within\s+torch.utils.checkpoint"):
+        prepare_split(Checkpointed(part), (torch.randn(3, 4),), split=SplitSpec("50%", trainable=True))

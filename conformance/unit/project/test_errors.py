@@ -162,7 +162,7 @@ def test_an_input_that_is_no_tensor_is_part_of_the_plan() -> None:
 
 @pytest.mark.parametrize("train", [False, True])
 def test_a_flip_between_train_and_eval_is_refused_on_both_sides_with_the_way_back(train: bool) -> None:
-    runtime = prepared(train=train)
+    runtime = prepared(train=train).resplit(on_change="refuse")
     boundary = runtime.run_prefix(X)
     runtime.model.train(not train)
     was, now = ("train", "eval") if train else ("eval", "train")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 import types
 import warnings
 from collections.abc import Callable
@@ -240,3 +241,100 @@ def test_what_on_change_may_be() -> None:
     with pytest.raises(ModuleError, match="attribute 'tau'"):
         strict.joined(torch.randn(2, 4))
     runtime.joined(torch.randn(2, 4))
+
+
+class Masked(nn.Module):
+    """A mask that the first call makes of a number, and a dict that each call writes into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.scale = nn.Linear(4, 4), nn.Linear(4, 2), 1.0
+        self.mask: torch.Tensor | None = None
+        self.stats: dict[str, torch.Tensor] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, 4) -> (batch, 2)."""
+        h = self.a(x)
+        if self.mask is None:
+            self.mask = torch.linspace(0, 1, 4) * self.scale
+        self.stats["most"] = h.detach().max()
+        return self.b((h * self.mask).relu()) * self.scale
+
+
+def test_what_a_first_call_made_of_a_number_is_not_made_of_another() -> None:
+    """The model keeps the mask of its first call, and a new plan would make another."""
+    model, x = Masked(), torch.randn(3, 4)
+    runtime = prepare_split(model, (x,), split="after:a")
+    runtime.run_suffix(runtime.run_prefix(x))
+    model.scale = 2.0
+    with pytest.raises(ModuleError, match="fills the attribute 'mask' of the model at its first call"):
+        runtime.run_prefix(x)
+
+
+class Gated(nn.Module):
+    """A layer that a flag adds."""
+
+    def __init__(self, on: bool) -> None:
+        super().__init__()
+        self.a, self.extra, self.b, self.on = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2), on
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+        """(batch, 4) -> (batch, 2)."""
+        h = self.extra(self.a(x)) if self.on else self.a(x)
+        return self.b(h if scale is None else h * scale)
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_parameter_in_no_optimizer_is_refused_by_whatever_plan(known: bool, beside: bool) -> None:
+    """By one that was captured before the parameters were asked for, and by one for another kind of inputs."""
+    model, x = Gated(known), torch.randn(3, 4)
+    runtime = prepare_split(model, (x,), split=SplitSpec("after:a", trainable=True))
+    model.on = False
+    _step(runtime, x)
+    assert not any(p is model.extra.weight for p in (*runtime.prefix_parameters(), *runtime.suffix_parameters()))
+    model.on = True
+    given = {"scale": torch.ones(3, 1)} if beside else {}
+    with pytest.raises(TrainingError, match=r"'extra\.(weight|bias)'.*an optimizer made of them would not step it"):
+        runtime.run_training_prefix(x, **given)
+    runtime.learn(((x,), given))
+    with pytest.raises(TrainingError, match="would not step it"):
+        runtime.run_training_prefix(x, **given)
+    assert any(p is model.extra.weight for p in runtime.suffix_parameters())
+    runtime.run_training_prefix(x, **given)
+
+
+def test_copies_and_other_cuts_after_a_change_know_their_plans_apart() -> None:
+    """Of two modes, and of a module that was replaced by another of its shape or of another."""
+    for change in (CHANGES["the mode"], CHANGES["a head"], CHANGES["a wrapped head"]):
+        whole, split, runtime = _pair()
+        _equal(whole, split, runtime, 2)
+        _change(change, whole, split)
+        _equal(whole, split, runtime, 3)
+        copied = copy.deepcopy(runtime)
+        _equal(copy.deepcopy(whole), copied.model, copied, 2)
+        _equal(whole, split, runtime.resplit("after:b"), 2)
+
+
+def test_a_python_split_tells_no_parameters_that_its_example_did_not_have() -> None:
+    """An optimizer of what it had would never step the new head."""
+    _, split, _ = _pair()
+    runtime = prepare_split(
+        Draws(split), (torch.randn(3, 4),), split=SplitSpec("after:net.b", trainable=True), fallback="python"
+    )
+    assert any(p is split.c.weight for p in runtime.suffix_parameters())
+    split.c = nn.Linear(8, 2)
+    with pytest.raises(ModuleError, match=r"'net\.c\.weight' came after the split was prepared"):
+        runtime.suffix_parameters()
+
+
+class Draws(nn.Module):
+    """A model that no graph holds: Python draws in it."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """What the net gives, times a number."""
+        return self.net(x) * random.random()
