@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from conformance.random_networks.tally import PROFILE
 from conformance.unit.thinned_kit import off_the_diagonal
 
 torch.set_num_threads(1)
-# A capture makes many objects that live on; at Python's own threshold, a tenth of what takes long here is the collector.
-gc.set_threshold(10_000, 20, 20)
 
 # A change is judged by the same examples each time it is judged, so smoke draws no new ones; to search is what `nox -s fuzz`
 # is for. Chosen here and not left to hypothesis, whose own profiles hang on whether it takes the machine for a CI.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,14 +11,12 @@ from typing import Any
 from ariadne.errors import UnsupportedError
 from ariadne.forks import renewed, rlock, undone
 
-_YOUNG, _OLD = 10_000, 1_000  # what Python's collector waits for meanwhile, by its thresholds
 _FOR_FORWARD = threading.local()  # `turn`: the one in which a forward ran that handed its work to this thread
 
 
 class Turn:
     """A block that one thread of the process at a time is in; it may enter again. Who takes other locks as well takes this first.
 
-    Python's collector goes through all that lives but rarely in there: one such pass takes as long as the capture of a small model.
     Threads that are started from there, and work that is given to a pool, are known to be what a forward may wait for. Raises
     `UnsupportedError` in such a thread as long as the block lasts: both would wait forever.
     """
@@ -40,8 +37,7 @@ class Turn:
         self._depth += 1
         if self._depth == 1:
             self._number += 1
-            ends = _hand_on(), _collect_rarely()
-            self._end = lambda: [end() for end in ends]
+            self._end = _hand_on()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -85,25 +81,6 @@ _TURN = Turn()
 def capturing() -> Turn:
     """A block in which plans are captured, and held against the model, or torch's own classes are changed; see `Turn`."""
     return _TURN
-
-
-def _collect_rarely() -> Callable[[], object]:
-    """Have Python collect young things less often, and old ones hardly, until what this gives is called."""
-    before = gc.get_threshold()
-    if not before[0]:  # the user has it off
-        return tuple
-    ours = max(before[0], _YOUNG), before[1], max(before[2], _OLD)
-
-    def put_back() -> None:
-        now = zip(
-            gc.get_threshold(), ours, before, strict=True
-        )  # forward, or another thread, may have set some otherwise
-        gc.set_threshold(*(was if stands == mine else stands for stands, mine, was in now))
-        end()
-
-    end = undone(put_back)
-    gc.set_threshold(*ours)
-    return put_back
 
 
 def _hand_on() -> Callable[[], object]:

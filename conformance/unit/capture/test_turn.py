@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import select
@@ -203,51 +202,3 @@ def test_a_process_that_is_forked_while_another_thread_prepares_prepares_itself(
     while not ASKED.empty():
         ASKED.get()
     assert status == 0
-
-
-class Collects(nn.Module):
-    """Tells what Python's collector waits for while forward runs; may have it wait for something else."""
-
-    def __init__(self, also: int | None = None) -> None:
-        super().__init__()
-        self.a, self.b, self.also = nn.Linear(4, 4), nn.Linear(4, 4), also
-
-    def forward(self, x: Tensor) -> Tensor:
-        WAITED.put(b"%5d" % gc.get_threshold()[0])
-        if self.also:
-            gc.set_threshold(self.also, 7, 7)
-        return self.b(self.a(x))
-
-
-WAITED = Signals()
-
-
-def waited() -> set[int]:
-    """What it waited for in the runs of forward."""
-    found = set()
-    while not WAITED.empty():
-        found.add(int(os.read(WAITED.reads, 5)))
-    return found
-
-
-@pytest.mark.parametrize("also", [None, 900])
-def test_the_collector_rarely_runs_while_a_model_is_captured_and_is_then_as_it_was(also: int | None) -> None:
-    before = gc.get_threshold()
-    try:
-        prepare_split(Collects(also), (X,), split="after:a")
-        after = gc.get_threshold()
-    finally:
-        gc.set_threshold(*before)
-    assert waited() == {10_000} if also is None else waited()
-    assert after == (before if also is None else (also, 7, 7)), "what forward sets stays, as it does without"
-
-
-def test_a_collector_that_is_off_stays_off() -> None:
-    before = gc.get_threshold()
-    gc.set_threshold(0)
-    try:
-        prepare_split(Collects(), (X,), split="after:a")
-        after = gc.get_threshold()
-    finally:
-        gc.set_threshold(*before)
-    assert waited() == {0} == {after[0]}
