@@ -148,12 +148,13 @@ class Program:
     def one_path(self) -> bool:
         """Whether data decide how it goes on: a suffix over a wire knows one path.
 
-        So it is where the example has one row, where a part is taken as it is, and where Python looks the batch up in something
-        that torch does not see (each batch has a plan of a real run then): there no size of the plan follows data.
+        So it is with `torch.cond`; and with a packed sequence where the example has one row, where a part is taken as it is, and
+        where Python looks the batch up in something that torch does not see (each batch has a plan of a real run then): there no
+        size of the plan follows data.
         """
         done = {s["do"] for s in self.steps}
         real = self.batch == 1 or self._takes_whole or not done.isdisjoint(READ_THE_BATCH)
-        return real and "packed" in done
+        return "functional_if" in done or (real and "packed" in done)
 
     @property
     def in_turn(self) -> bool:
