@@ -355,6 +355,14 @@ def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
         for name, value in plan.values.items()
         if crosses(value) or held_by_itself(value)
     }
+    # What an op with `out=` gives other sizes is noted as what it became, by a `detach` of what it was.
+    resized = {
+        node.outputs[0]
+        for node in plan.nodes
+        if node.target == "aten.detach.default" and node.outputs
+        and (was := plan.values.get(next(uses(node.args), ""))) is not None
+        and was.shape != plan.values[node.outputs[0]].shape
+    }  # fmt: skip
     old_reads: dict[str, int] = {}
     for i, node in enumerate(plan.nodes):
         for r in node.reads:
@@ -406,6 +414,9 @@ def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
                 reason = (
                     f"{writer!r} writes through {names[0]!r}, which crosses the boundary, into {owner} {what.name!r}"
                 )
+        for name in written:
+            if name in resized:
+                reason = f"{last_write[groups.find(name)][1]!r} gives {name!r}, which crosses the boundary, other sizes"
         for name, (first, last) in casts.items():
             if first < cut <= last:
                 reason = f"autocast in forward casts {name!r} once for ops on both sides, and keeps the cast"

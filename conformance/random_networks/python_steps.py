@@ -13,8 +13,9 @@ import ariadne
 
 MAY_WRITE = (
     "checkpointed",
-    "opaque",
-)  # steps that a plan keeps whole, and of which it does not know what they leave alone
+    "opaque",  # a plan keeps these whole, and does not know what they leave alone
+    "grown",  # in what it makes itself
+)
 SCALES = (1.0, 2.0, 0.5)  # what a session lets the number of a network's class be
 
 

@@ -229,6 +229,19 @@ def test_an_out_that_is_resized_is_followed(body: Body) -> None:
     equals_whole(lambda: Net(body))
 
 
+@pytest.mark.parametrize("body", GROWN.values(), ids=GROWN)
+def test_over_a_wire_no_cut_parts_a_tensor_from_the_op_that_resizes_it(body: Body) -> None:
+    model, x = Net(body).eval(), torch.randn(3, 4)
+    runtime = prepare_split(model, (x,), split="percent:50")
+    unsafe = [c for c in runtime.candidates if not c.safe]
+    assert unsafe
+    assert all("other sizes" in c.reason for c in unsafe)
+    for cut in (c for c in runtime.candidates if c.safe):
+        half = runtime.resplit(cut)
+        sent = BoundaryPayload.from_bytes(half.run_prefix(x).to_bytes())
+        assert difference(model(x), half.run_suffix(sent)) is None, cut
+
+
 TAKEN: dict[str, Body] = {
     "pickle": lambda m, h: h + pickle.loads(pickle.dumps(h.detach())),  # noqa: S301
     "torch.save": lambda m, h: h + _saved(h),
