@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ariadne import tree
 from ariadne.capture import TORCH, Patches, capturing, noted
@@ -67,8 +67,8 @@ class Measured:
     ops: int = 0
     ends: list[tuple[int, str, int, str]] = field(default_factory=list)  # ops so far, module, which call, why not there
     counts: Counter[str] = field(default_factory=Counter)
-    uses: dict[int, list[int]] = field(default_factory=dict)  # parameter, by id: ops that read it
-    met: Mapping[int, Callable[[], Any]] = field(default_factory=dict)  # all parameters that there were, by id
+    uses: dict[str, list[int]] = field(default_factory=dict)  # each parameter, by all of its names: ops that read it
+    known: WeakTensorKeyDictionary = field(default_factory=WeakTensorKeyDictionary)  # the same parameters, with a name
     spans: list[tuple[int, int, int]] = field(default_factory=list)  # of other memory: made, last read, bytes
     drew: set[str] = field(default_factory=set)  # the random generators of the process that it drew from
     needs_gradients: bool = False  # forward raises without, as where it calls torch.autograd.grad
@@ -81,18 +81,25 @@ class Measured:
         saving = self.saving.get((path, call))
         return saving is not None and saving.is_split
 
-    def sides(self, parameters: Sequence[nn.Parameter], cut: int) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        """The parameters that were used before a cut, and those after."""
-        uses = self.uses
-        before = [p for p in parameters if any(op <= cut for op in uses.get(id(p), ()))]
-        return before, [p for p in parameters if any(op > cut for op in uses.get(id(p), ()))]
+    def sides(self, model: nn.Module, cut: int) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """The parameters that were used before a cut, and those after: the same ones, and others that stand in their places."""
+        sides: tuple[dict[int, nn.Parameter], ...] = {}, {}
+        for name, p in model.named_parameters(remove_duplicate=False):
+            for op in self.uses.get(self.known.get(p, name), ()):
+                sides[op > cut][id(p)] = p
+        before, after = sides
+        return [*before.values()], [*after.values()]
 
-    def candidates(self, parameters: Sequence[nn.Parameter]) -> tuple[CallCandidate, ...]:
+    def knows(self, name: str, p: nn.Parameter) -> bool:
+        """Whether a parameter of this name was there, or this one by another."""
+        return name in self.uses or p in self.known
+
+    def candidates(self, model: nn.Module) -> tuple[CallCandidate, ...]:
         """Every call of a module that ended with ops before and after it, in order."""
         found = []
         for cut, path, call, reason in self.ends:
             weight = sum(size for made, last, size in self.spans if made <= cut < last)
-            before, after = ([p for p in side if p.requires_grad] for side in self.sides(parameters, cut))
+            before, after = ([p for p in side if p.requires_grad] for side in self.sides(model, cut))
             rest = self.ops - cut
             if not reason and not (cut and rest):
                 reason = f"no op runs {'after' if cut else 'before'} that point, so one side would be empty"
@@ -120,9 +127,11 @@ class _Counting(TorchDispatchMode):
     def __init__(self, found: Measured, model: nn.Module, inputs: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found = found
-        self.parameters: dict[int, list[int]] = {}
-        for p in model.parameters():
-            self.parameters.setdefault(_memory(p), []).append(id(p))
+        self.parameters: dict[int, list[str]] = {}
+        for name, p in model.named_parameters(remove_duplicate=False):
+            found.uses[name] = []
+            found.known[p] = name
+            self.parameters.setdefault(_memory(p), []).append(name)
         self.at_hand = {_memory(t) for t in (*model.parameters(), *model.buffers())}
         self.made: dict[int, tuple[int, int]] = {}  # memory: when, bytes
         self.read: dict[int, int] = {}
@@ -139,7 +148,7 @@ class _Counting(TorchDispatchMode):
         given = {_memory(t) for t in tree.leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
         for memory in given:
             for parameter in self.parameters.get(memory, ()):
-                self.found.uses.setdefault(parameter, []).append(now)
+                self.found.uses[parameter].append(now)
             if memory in self.made:
                 self.read[memory] = now
         output = func(*args, **kwargs)
@@ -179,8 +188,7 @@ def measure(
 def _measured(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], drew: set[str], plainly: bool
 ) -> Measured:
-    met = {id(p): ref(p) for p in model.parameters()}
-    found, paths = Measured(drew=drew, met=met), {id(m): path for path, m in reversed([*model.named_modules()]) if path}
+    found, paths = Measured(drew=drew), {id(m): path for path, m in reversed([*model.named_modules()]) if path}
     began, patches, me = switches(), Patches(), get_ident()
     counting = _Counting(found, model, (args, kwargs))
     original: Callable[..., Any] = nn.Module.__call__

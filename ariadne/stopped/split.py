@@ -6,10 +6,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Never
-from weakref import ref
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ariadne import tree
 from ariadne.boundary import BoundaryPayload, no_boundary
@@ -80,7 +80,7 @@ class PythonSplit(NotCalled):
         self.model, self.settings, self.why = model, settings, why
         self._example, self._measured, self._lock = example, measured, rlock()
         self._proved = False  # that training gives what the whole model's gives
-        self.candidates = measured.candidates([*model.parameters()])
+        self.candidates = measured.candidates(model)
         spec = settings.spec
         self.candidate: CallCandidate = chosen or choose(
             self.candidates, settings.boundary, measured.ops, trainable=spec.trainable, objective=settings.objective
@@ -109,9 +109,9 @@ class PythonSplit(NotCalled):
         see_draws(self.model, example, grad, self._measured.drew)
 
     def prefix_parameters(self) -> list[nn.Parameter]:
-        """The parameters that the example used before the cut, each once.
+        """The parameters that the example used before the cut, each once, and others that stand in their places now.
 
-        Raises `ModuleError` where the model has others by now, of which the example tells nothing.
+        Raises `ModuleError` where the model has more by now, of which the example tells nothing.
         """
         return self._listed()[0]
 
@@ -126,9 +126,8 @@ class PythonSplit(NotCalled):
         return [p for p in before if id(p) in ids]
 
     def _listed(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        met = self._measured.met
         for name, p in self.model.named_parameters():
-            if p.requires_grad and met.get(id(p), lambda: None)() is not p:
+            if p.requires_grad and not self._measured.knows(name, p):
                 raise ModuleError(
                     f"the parameter {name!r} came after the split was prepared, and which side uses it is known of the example "
                     "alone; call prepare_split again"
@@ -136,7 +135,7 @@ class PythonSplit(NotCalled):
         return self._sides()
 
     def _sides(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        return self._measured.sides([*self.model.parameters()], self.candidate.cut)
+        return self._measured.sides(self.model, self.candidate.cut)
 
     def report(self) -> CompileReport:
         """How it runs: as Python, with nothing compiled."""
@@ -401,11 +400,11 @@ class PythonSplit(NotCalled):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PythonSplit:
         model = copied_model(self.model, memo)
-        twin = {id(p): id(q) for p, q in zip(self.model.parameters(), model.parameters(), strict=True)}
-        uses = {twin[i]: ops for i, ops in self._measured.uses.items() if i in twin}
-        known = {twin[i] for i in self._measured.met if i in twin}
-        met = {id(p): ref(p) for p in model.parameters() if id(p) in known}
-        measured = replace(self._measured, uses=uses, met=met)
+        known = WeakTensorKeyDictionary()
+        for p, q in zip(self.model.parameters(), model.parameters(), strict=True):
+            if p in self._measured.known:
+                known[q] = self._measured.known[p]
+        measured = replace(self._measured, known=known)
         return PythonSplit(model, self.settings, self._example, measured, self.why, self.candidate)
 
     # --- proof ----------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import ariadne.runtime.plans
@@ -316,15 +317,32 @@ def test_copies_and_other_cuts_after_a_change_know_their_plans_apart() -> None:
         _equal(whole, split, runtime.resplit("after:b"), 2)
 
 
-def test_a_python_split_tells_no_parameters_that_its_example_did_not_have() -> None:
-    """An optimizer of what it had would never step the new head."""
-    _, split, _ = _pair()
-    runtime = prepare_split(
-        Draws(split), (torch.randn(3, 4),), split=SplitSpec("after:net.b", trainable=True), fallback="python"
-    )
-    assert any(p is split.c.weight for p in runtime.suffix_parameters())
+def test_a_python_split_knows_parameters_by_where_they_stand() -> None:
+    """A new head is its old one's side's; of what stood nowhere the example tells nothing."""
+    whole, split, _ = _pair(train=False)
+    whole, twin = Draws(whole), Draws(split)
+    x = torch.randn(3, 4)
+    runtime = prepare_split(twin, (x,), split=SplitSpec("after:net.b", trainable=True), fallback="python")
+    head, split.c = split.c, nn.Sequential(split.c)  # the same one by another name
+    assert any(p is head.weight for p in runtime.suffix_parameters())
     split.c = nn.Linear(8, 2)
-    with pytest.raises(ModuleError, match=r"'net\.c\.weight' came after the split was prepared"):
+    whole.net.c = copy.deepcopy(split.c)
+    assert any(p is split.c.weight for p in runtime.suffix_parameters())
+    assert not any(p is split.c.weight for p in runtime.prefix_parameters())
+    optimizers = [torch.optim.SGD(p, lr=0.1) for p in (runtime.prefix_parameters(), runtime.suffix_parameters())]
+    random.seed(0)
+    boundary = runtime.run_training_prefix(x)
+    loss, gradients = runtime.train_suffix(boundary, x[:, :2], loss_fn=F.mse_loss, optimizer=optimizers[1])
+    runtime.backward_prefix(boundary, gradients, optimizer=optimizers[0])
+    one = torch.optim.SGD(whole.parameters(), lr=0.1)
+    random.seed(0)
+    expected = F.mse_loss(whole(x), x[:, :2])
+    expected.backward()
+    one.step()
+    assert torch.equal(loss, expected)
+    assert all(torch.equal(p, q) for p, q in zip(whole.parameters(), twin.parameters(), strict=True))
+    split.c = nn.Sequential(nn.Linear(8, 2))
+    with pytest.raises(ModuleError, match=r"'net\.c\.0\.weight' came after the split was prepared"):
         runtime.suffix_parameters()
 
 
