@@ -9,7 +9,7 @@ from typing import Any
 from ariadne.capture.recorder import Recorder
 from ariadne.plan import Ref, TraceNode, TracePlan, Value
 from conformance.mutants.planted import Planted, edited
-from conformance.mutants.unseen import AtCapture, nothing
+from conformance.mutants.unseen import _AtCapture, nothing
 
 
 def _target(node: TraceNode) -> Any:
@@ -66,7 +66,7 @@ class SizeBeforeGrowth(Planted):
         return edited(plan, edit)
 
 
-class UnknownGrowth(AtCapture):
+class UnknownGrowth(_AtCapture):
     """Where a tensor came from that an `out=` has made larger is not noted, so that it is one that no op made."""
 
     piece = "capture.recorder"

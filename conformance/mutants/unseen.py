@@ -39,7 +39,7 @@ def put(*replaced: Replaced) -> Iterator[None]:
         yield
 
 
-class AtCapture(Planted):
+class _AtCapture(Planted):
     """A bug that captures with other things in the place of Ariadne's own; nothing that it makes is held against the model."""
 
     replaced: ClassVar[tuple[Replaced, ...]] = ()
@@ -51,7 +51,7 @@ class AtCapture(Planted):
             return super().prepare(model, example_inputs, **options)
 
 
-class BlindToLeaks(AtCapture):
+class BlindToLeaks(_AtCapture):
     """Data that leave torch by a way that no op shows, and come back, are taken for constants."""
 
     piece = "capture.leaks"
@@ -81,7 +81,7 @@ def _literal(self: Values, value: Any) -> Any:
     return Ref(name)
 
 
-class StorageInThePlan(AtCapture):
+class StorageInThePlan(_AtCapture):
     """A storage that forward hands to an op stands in the plan as it was at capture."""
 
     piece = "capture.values"
@@ -93,14 +93,14 @@ class StorageInThePlan(AtCapture):
     )
 
 
-class BlindToPointers(AtCapture):
+class BlindToPointers(_AtCapture):
     """Where a tensor lies in memory is taken for a constant."""
 
     piece = "capture.refusals"
     replaced = (without(lambda owner, name: name == "data_ptr"), *BlindToLeaks.replaced)
 
 
-class BlindToPickles(AtCapture):
+class BlindToPickles(_AtCapture):
     """What forward pickles, and gets back, is taken for a constant."""
 
     piece = "capture.refusals"
@@ -111,7 +111,7 @@ def _undivided(self: followed.Node, sign: str, function: Callable[[Any, Any], An
     return self._made(function(self.value, other.value), f"({self.text} {sign} {other.text})")
 
 
-class OtherWeights(AtCapture):
+class OtherWeights(_AtCapture):
     """Packed weights, which torch wraps anew for each op, are others to each run that is compared."""
 
     piece = "capture.generalize"
@@ -131,7 +131,7 @@ class BlindToPackedWeights(Planted):
             guard._arm()
 
 
-class BlindToZero(AtCapture):
+class BlindToZero(_AtCapture):
     """That a size is divided by, and may be zero at another batch, is not asked."""
 
     piece = "capture.disguise"
