@@ -274,6 +274,16 @@ def _parametrized(model: nn.Module) -> bool:
     return any(parametrize.is_parametrized(module) for module in model.modules())
 
 
+def _other_packed_weights(model: nn.Module) -> bool:
+    """Give the first layer whose weights torch holds packed another bias."""
+    layer: Any = next((m for m in model.modules() if hasattr(m, "set_weight_bias")), None)
+    if layer is None:
+        return False
+    weight, bias = layer._weight_bias()
+    layer.set_weight_bias(weight, bias + 1)
+    return True
+
+
 def _one_buffer_more(model: nn.Module) -> bool:
     model.register_buffer("one_more", torch.full((2,), 3.0))
     return True
@@ -346,6 +356,7 @@ PROBES = (
     Probe("another order of memory", _ANY, lambda given: _first(given, _turned)),
     Probe("another parameter in the place of one", _ANY, change=_other_parameter),
     Probe("another order of a weight's memory", _ANY, change=_turned_weight),
+    Probe("other packed weights", _ANY, change=_other_packed_weights),
     Probe("a buffer more", _ANY, change=_one_buffer_more),
     Probe("other numbers in objects", _ANY, within=_in_objects),
     Probe("another forward of the class", _MODULE, within=_other_forward),

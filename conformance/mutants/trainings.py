@@ -216,3 +216,64 @@ class CastBackTwice(Planted):
             for w, g in boundary._shared
         ]
         super().backward_prefix(boundary, *args, **kwargs)
+
+
+class _Sparse(Planted):
+    """What a walk back gives to a sparse parameter of the prefix is another than it was."""
+
+    def backward_prefix(self, boundary: BoundaryPayload, *args: Any, **kwargs: Any) -> None:
+        super().backward_prefix(boundary, *args, **kwargs)
+        for p in self.model.parameters():
+            if p.grad is not None and p.grad.is_sparse:
+                p.grad = self.instead(p.grad)
+
+    def instead(self, gradient: torch.Tensor) -> torch.Tensor | None:
+        """The gradient that a parameter holds for the one that arrived."""
+        raise NotImplementedError
+
+
+class DenseForSparse(_Sparse):
+    """A sparse gradient is made dense on its way to its parameter."""
+
+    piece = "runtime.training"
+
+    def instead(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.to_dense()
+
+
+class SparseLost(_Sparse):
+    """A sparse gradient does not come to its parameter."""
+
+    piece = "runtime.training"
+
+    def instead(self, gradient: torch.Tensor) -> None:
+        return None
+
+
+class SparseTwice(_Sparse):
+    """A sparse gradient is added twice."""
+
+    piece = "runtime.training"
+
+    def instead(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient + gradient
+
+
+class RowsAddedUp(_Sparse):
+    """The rows that a sparse gradient has for one token are added up at once."""
+
+    piece = "runtime.training"
+
+    def instead(self, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.coalesce()
+
+
+class RowsOnce(_Sparse):
+    """Of the rows that a sparse gradient has for one token, the last one stands for all."""
+
+    piece = "runtime.training"
+
+    def instead(self, gradient: torch.Tensor) -> torch.Tensor:
+        rows, values = gradient._indices()[0].tolist(), gradient._values()
+        last = sorted({row: at for at, row in enumerate(rows)}.values())
+        return torch.sparse_coo_tensor(gradient._indices()[:, last], values[last], gradient.shape, is_coalesced=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -13,11 +14,15 @@ from torch import nn
 import ariadne.prepare
 from ariadne import tree
 from ariadne.boundary import BoundaryPayload
-from ariadne.capture import disguise, followed, ways
-from ariadne.plan import TracePlan
+from ariadne.capture import disguise, followed, generalize, refusals, ways
+from ariadne.capture.values import Values
+from ariadne.plan import Ref, TracePlan
+from ariadne.runtime.variant import Variant
 from conformance.mutants.planted import Planted
 
 Replaced = tuple[Any, str, Any]
+_STORAGES = (torch.UntypedStorage, torch.TypedStorage)
+_atom, _object, _same_object = Values.atom, Values.object, generalize._same_object
 
 
 def nothing(*_: Any, **__: Any) -> None:
@@ -57,8 +62,73 @@ class BlindToLeaks(_AtCapture):
     )
 
 
+def without(asked: Callable[[Any, str], bool]) -> Replaced:
+    """Refusals of what is `asked`, by owner and name, are not put in the place of what forward calls."""
+    plain: Any = refusals.Patches.set
+
+    def put_others(self: refusals.Patches, owner: Any, name: str, value: Any) -> None:
+        if not (getattr(value, "__qualname__", "").startswith("_refuse.") and asked(owner, name)):
+            plain(self, owner, name, value)
+
+    return refusals.Patches, "set", put_others
+
+
+def _literal(self: Values, value: Any) -> Any:
+    if not isinstance(value, _STORAGES):
+        return _object(self, value)
+    name = self.new(type(value).__name__, "object")
+    self.objects[name] = value
+    return Ref(name)
+
+
+class StorageInThePlan(_AtCapture):
+    """A storage that forward hands to an op stands in the plan as it was at capture."""
+
+    piece = "capture.values"
+    replaced = (
+        *BlindToLeaks.replaced,
+        (Values, "object", _literal),
+        (Values, "atom", lambda self, value: (_literal if isinstance(value, _STORAGES) else _atom)(self, value)),
+        (generalize, "_same_object", lambda a, b: isinstance(a, _STORAGES) or _same_object(a, b)),
+    )
+
+
+class BlindToPointers(_AtCapture):
+    """Where a tensor lies in memory is taken for a constant."""
+
+    piece = "capture.refusals"
+    replaced = (without(lambda owner, name: name == "data_ptr"), *BlindToLeaks.replaced)
+
+
+class BlindToPickles(_AtCapture):
+    """What forward pickles, and gets back, is taken for a constant."""
+
+    piece = "capture.refusals"
+    replaced = (without(lambda owner, name: name == "__reduce_ex__"), *StorageInThePlan.replaced)
+
+
 def _undivided(self: followed.Node, sign: str, function: Callable[[Any, Any], Any], other: followed.Node) -> Any:
     return self._made(function(self.value, other.value), f"({self.text} {sign} {other.text})")
+
+
+class OtherWeights(_AtCapture):
+    """Packed weights, which torch wraps anew for each op, are others to each run that is compared."""
+
+    piece = "capture.generalize"
+    replaced = ((generalize, "_same_object", lambda a, b: a is b),)
+
+
+class BlindToPackedWeights(Planted):
+    """Packed weights that are others go unnoticed."""
+
+    piece = "guards.attributes"
+
+    def in_variant(self, variant: Variant) -> None:
+        for guard in (*variant.guards, variant.guard):
+            guard.baseline = copy.copy(guard.baseline)
+            for held in (guard, guard.baseline):
+                held.attributes = [one for one in held.attributes if one[1] != ("_packed_params",)]
+            guard._arm()
 
 
 class BlindToZero(_AtCapture):

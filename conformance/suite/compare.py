@@ -229,6 +229,8 @@ def leaf_difference(where: str, whole: Any, split: Any, gradients: bool = False)
         return _tensor_difference(where, whole, split, gradients)
     if whole is split:
         return None
+    if isinstance(whole, torch.ScriptObject):  # packed weights, which are equal to none
+        return difference_at(where, whole.__getstate__(), split.__getstate__())
     if isinstance(whole, torch.Generator):
         whole, split = whole.get_state(), split.get_state()
         return _tensor_difference(where, whole, split, False)
@@ -276,8 +278,14 @@ def _tensor_difference(where: str, a: torch.Tensor, b: torch.Tensor, gradients: 
 
 def values_differ(a: torch.Tensor, b: torch.Tensor) -> str | None:
     """How the bits of two tensors of one dtype and shape differ, in words; None if they are the same."""
+    if a.layout is torch.sparse_coo:
+        if a._nnz() != b._nnz():
+            return f"{a._nnz()} entries against {b._nnz()}"
+        return values_differ(a._indices(), b._indices()) or values_differ(a._values(), b._values())
     if a.layout is not torch.strided:
         a, b = a.detach().to_dense(), b.detach().to_dense()
+    if a.is_quantized:
+        a, b = a.dequantize(), b.dequantize()
     a_bits, b_bits = bits(a), bits(b)
     if torch.equal(a_bits, b_bits):
         return None

@@ -71,7 +71,7 @@ def hold_informative(output: Any, other: Any) -> None:
 
 def live_gradients(gradients: dict[str, torch.Tensor | None]) -> None:
     """Stop `degenerate` where gradients are missing, not finite, or mostly zero."""
-    given = {name: g for name, g in gradients.items() if g is not None}
+    given = {name: g if g.layout is torch.strided else g.to_dense() for name, g in gradients.items() if g is not None}
     if not given:
         raise Stop(Status.DEGENERATE, "no parameter gets a gradient")
     for name, g in given.items():

@@ -1,4 +1,7 @@
-"""Toys that once ended in an error of torch's own: nested tensors within, results that grow what they write into."""
+"""Toys that once ended in an error of torch's own: nested tensors within, results that grow what they write into, data pickled."""
+
+import pickle  # noqa: TID251 - the toy that pickles what it computes
+import warnings
 
 import torch
 from torch import Generator, Tensor, nn
@@ -48,6 +51,45 @@ class GrownResult(nn.Module):
         torch.mul(h.detach(), 3, out=kept)
         found: Tensor = self.leave(h + kept)
         return found
+
+
+@toy("grown_sum")
+class GrownSum(nn.Module):
+    """`out=` of an empty tensor, of which a sum alone is read: of what stood there before, there is one too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.enter(x))
+        kept = torch.empty(0)
+        torch.mul(h.detach(), 3, out=kept)
+        found: Tensor = self.leave(h + kept.sum(-1, keepdim=True))
+        return found
+
+
+@toy("pickled", "rows-mixed no-graph")
+class Pickled(nn.Module):
+    """A mean of what a layer gives is pickled in forward, and what comes back goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.enter(x))
+        found: Tensor = self.leave(h + pickle.loads(pickle.dumps(h.detach().mean())))  # noqa: S301
+        return found
+
+
+@toy("quantized", "no-double no-autocast")
+def _quantized() -> nn.Module:
+    """A layer whose weights are integers in an object of torch's own, which is wrapped anew for each op; others are trained."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that another package goes on with it
+        first = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 16)), {nn.Linear}, torch.qint8)
+    return nn.Sequential(first, nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
 
 
 ENTRIES = tuple(toy.entries)

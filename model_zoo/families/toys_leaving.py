@@ -47,4 +47,26 @@ class ReadByAThread(_Ends):
         return found
 
 
+@toy("told_by_pointers", "no-graph")
+class ToldByPointers(_Ends):
+    """How far two columns of what a layer gives lie apart in memory comes back as a number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.enter(x))
+        apart = (h[:, 1:].data_ptr() - h.data_ptr()) / 8
+        found: Tensor = self.leave(torch.sigmoid(h * apart))
+        return found
+
+
+@toy("shown_by_its_storage", "no-graph")
+class ShownByItsStorage(_Ends):
+    """The storage of what a layer gives is handed to a new tensor, which shows the same numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.enter(x))
+        shown = h.new_empty(0).set_(h.detach().untyped_storage(), 0, h.shape, h.stride())
+        found: Tensor = self.leave(h + shown * 0.5)
+        return found
+
+
 ENTRIES = tuple(toy.entries)

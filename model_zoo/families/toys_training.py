@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from model_zoo.families.toys_kit import Toys
+from model_zoo.sampling import call, integers
 
 toy = Toys()
 
@@ -74,6 +75,19 @@ class CheckpointThatKeeps(_Twice):
     def forward(self, x: Tensor) -> Tensor:
         h = checkpoint(self.part, torch.tanh(self.enter(x)), use_reentrant=False)
         found: Tensor = self.leave(torch.tanh(self.turn(h)))
+        return found
+
+
+@toy("sparse_embedding", "int-input", call(integers(0, 32, 6)))
+class SparseEmbedding(nn.Module):
+    """A table whose gradient is sparse, and has a row for each token, as often as it comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.middle, self.leave = nn.Embedding(32, 16, sparse=True), nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found: Tensor = self.leave(torch.tanh(self.middle(self.embed(tokens).mean(1))))
         return found
 
 

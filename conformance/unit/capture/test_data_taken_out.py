@@ -14,8 +14,10 @@ import pytest
 import torch
 from torch import nn
 
+import ariadne.prepare
 from ariadne import SplitSpec, prepare_split, prepare_split_replay
 from ariadne.errors import UnsupportedError, WitnessError
+from conformance.mutants.unseen import StorageInThePlan, nothing, put, without
 
 
 class Out(nn.Module):
@@ -83,6 +85,15 @@ def test_data_that_leave_torch_unseen_are_refused(way: str, witness: bool) -> No
         warnings.simplefilter("ignore", UserWarning)  # torch's own, of typed storages
         with pytest.raises(UnsupportedError, match="takes data out"):
             prepare_split_replay(model, (torch.randn(2, 4),), split=SplitSpec("50%", dynamic_batch=(1, 8)))
+
+
+@pytest.mark.planted
+@pytest.mark.parametrize("way", [name for name in UNSEEN if "storage" in name])
+def test_a_storage_that_is_not_refused_is_noticed(way: str) -> None:
+    reads = without(lambda owner, name: owner in (torch.UntypedStorage, torch.TypedStorage))
+    replaced = ((ariadne.prepare, "prove", nothing), reads, *StorageInThePlan.replaced)
+    with put(*replaced), pytest.raises((pytest.fail.Exception, AssertionError)):
+        test_data_that_leave_torch_unseen_are_refused(way, False)
 
 
 TEXT: dict[str, Callable[[torch.Tensor], Any]] = {

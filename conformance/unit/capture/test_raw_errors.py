@@ -16,6 +16,7 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.utils.flop_counter import FlopCounterMode
 
 from ariadne import BoundaryPayload, SplitSpec
+from ariadne.capture import ways
 from ariadne.compare import difference
 from ariadne.errors import CaptureError, ModuleError, SpecError, TrainingError, UnsupportedError
 from conformance.unit.refusing import prepare_split
@@ -281,6 +282,13 @@ def test_a_lazy_module_is_to_be_run_first(lazy: Callable[[], nn.Module]) -> None
     split(model)
 
 
+@pytest.mark.planted
+def test_a_lazy_module_that_nothing_asks_for_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.nn.parameter, "is_lazy", lambda t: False)
+    with pytest.raises(ValueError, match="Attempted to use an uninitialized parameter"):
+        test_a_lazy_module_is_to_be_run_first(lambda: nn.LazyLinear(4))
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -513,6 +521,13 @@ def test_a_split_counts_as_many_operations_as_the_whole() -> None:
 def test_what_is_captured_under_a_counter_is_refused_by_its_name() -> None:
     with FlopCounterMode(display=False), pytest.raises(CaptureError, match="capture outside of FlopCounterMode"):
         split(Net(lambda m, h: h))
+
+
+@pytest.mark.planted
+def test_a_counter_that_nothing_asks_for_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ways, "refuse_hooks", lambda model: None)
+    with pytest.raises(AssertionError, match=r"forward calls Tensor\.register_hook in 'a'"):
+        test_what_is_captured_under_a_counter_is_refused_by_its_name()
 
 
 def test_weights_of_inference_mode_are_split_for_inference_and_told_of_in_training() -> None:

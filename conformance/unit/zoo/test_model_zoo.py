@@ -72,7 +72,8 @@ def train_step(name: str, model: nn.Module, batch: int) -> tuple[Tensor, list[Te
         reseed(3)
         found = entry.loss(model(*args, **kwargs))
         found.backward()
-    return found.detach(), [parameter.grad for parameter in model.parameters()], list(model.buffers())
+    gradients = [p.grad if p.grad is None else p.grad.to_dense() for p in model.parameters()]
+    return found.detach(), gradients, list(model.buffers())
 
 
 def rng_states() -> tuple[Any, ...]:
@@ -165,7 +166,8 @@ def test_building_twice_gives_the_same_state_and_touches_no_rng(name: str) -> No
         assert rng_states() == before
     expected, found = first.state_dict(), second.state_dict()
     assert list(found) == list(expected)
-    assert all(torch.equal(found[key], expected[key]) for key in expected)
+    for key, value in expected.items():  # packed weights are no tensor
+        assert torch.equal(found[key], value) if isinstance(value, Tensor) else str(found[key]) == str(value)
     assert second.training
 
 
