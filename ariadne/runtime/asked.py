@@ -1,7 +1,9 @@
 """Gradients that a loss function asks for by itself: those that lie behind the boundary would come as a share, or as None.
 
 `torch.autograd.grad` and `backward(inputs=...)` name what they want. While a loss function runs, they are looked at: where what
-they walk from leads to the boundary, and what they want lies behind it, the whole model would have walked on.
+they walk from leads to the boundary, and what they want lies behind it, the whole model would have walked on. So would it where
+what they want crosses the boundary, and something else that crosses was computed from it. A hook on such a tensor, and
+`retain_grad`, get the same share.
 """
 
 from __future__ import annotations
@@ -27,6 +29,10 @@ NOT_HELD = (
 _SHARE = (
     "loss_fn asks torch.autograd.grad for the gradient of a parameter that both sides use, and would get the suffix's share alone. "
     "Take gradients with respect to the output, or to parameters of the suffix alone, or train the whole model with such a loss"
+)
+_USED_BEFORE = (
+    "loss_fn {asks} {label!r}, which is made before the cut {split_id}, and {why}. The suffix has a share of its gradient. Cut "
+    "directly after it, use the other outputs, or train the whole model with such a loss"
 )
 _autograd: Any = torch.autograd
 _HERE = (
@@ -82,16 +88,63 @@ def _refuse_behind(
     labels: set[str] = {node.label for node in reached if isinstance(node, taps)}  # type: ignore[attr-defined]
     if not labels:
         return
-    if boundary._graph is None:
-        behind = _walked(prefix)
-    else:
-        named: list[tuple[str, Any]] = []
-        for label, value in zip(boundary.labels, boundary._graph, strict=True):
-            named += [(label + at, t) for at, t in tree.paths(value)]
-        behind = _walked(t for label, t in named if label in labels and isinstance(t, torch.Tensor))
+    named = _crossing(boundary)
+    behind = _walked(prefix) if named is None else _walked(t for label, t in named.items() if label in labels)
     for node in _walked_from(wanted):
+        if isinstance(node, taps):
+            _refuse_share(boundary, named, node.label, labels, "asks torch.autograd.grad for the gradient of")  # type: ignore[attr-defined]
         if node in behind:
             raise TrainingError(_SHARE if node in reached else NOT_HELD)
+
+
+def refuse_hooked(boundary: BoundaryPayload, values: Iterable[Any], taps: type) -> None:
+    """Raise `TrainingError` where a hook on a tensor that crosses, or its `.grad`, would get a share of the gradient."""
+    hooked = [
+        t for t in values
+        if type(t) is not int and isinstance(t, torch.Tensor) and (t._backward_hooks or t.retains_grad)
+    ]  # fmt: skip
+    for t in hooked:
+        if isinstance(t.grad_fn, taps):
+            asks = "registers a hook on" if t._backward_hooks else "calls retain_grad() of"
+            _refuse_share(boundary, _crossing(boundary), t.grad_fn.label, boundary.requires_grad, asks)  # type: ignore[union-attr]
+
+
+def _crossing(boundary: BoundaryPayload) -> dict[str, torch.Tensor] | None:
+    """The tensors of the prefix that cross, with their graph, by label; None where that is not here."""
+    if boundary._graph is None:
+        return None
+    named = {}
+    for label, value in zip(boundary.labels, boundary._graph, strict=True):
+        named.update((label + at, t) for at, t in tree.paths(value) if isinstance(t, torch.Tensor))
+    return named
+
+
+def _refuse_share(
+    boundary: BoundaryPayload, named: dict[str, torch.Tensor] | None, label: str, others: Iterable[str], asks: str
+) -> None:
+    others = {*others} - {label}
+    if named is None and others:
+        why = "other tensors cross with it, which may be computed from it: its graph is not here, since it came over a wire"
+    elif named is not None and _lead_to([t for name, t in named.items() if name in others], named[label]):
+        why = "used before the cut, too"
+    else:
+        return
+    raise TrainingError(_USED_BEFORE.format(asks=asks, label=label, split_id=boundary.split_id, why=why))
+
+
+def _lead_to(others: Iterable[torch.Tensor], t: torch.Tensor) -> bool:
+    """Whether the graph of any of the other tensors leads to this one."""
+    wanted = node_of(t), t.output_nr
+    ahead: list[tuple[Any, int]] = [(node_of(o), o.output_nr) for o in others if o.requires_grad and o is not t]
+    seen = set[Any]()
+    while ahead:
+        edge = ahead.pop()
+        if edge == wanted:
+            return True
+        if edge[0] is not None and edge[0] not in seen:
+            seen.add(edge[0])
+            ahead += edge[0].next_functions
+    return False
 
 
 def _walked_from(things: Iterable[Any]) -> list[Any]:

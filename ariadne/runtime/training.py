@@ -21,7 +21,7 @@ from ariadne.boundary import BoundaryPayload
 from ariadne.errors import BoundaryError, TrainingError
 from ariadne.forks import rlock
 from ariadne.plan import short_dtype
-from ariadne.runtime.asked import NOT_HELD, KeptWhole
+from ariadne.runtime.asked import NOT_HELD, KeptWhole, refuse_hooked
 from ariadne.runtime.casts import casts_of_both, refuse_other_casts
 from ariadne.runtime.casts import kept as kept_casts
 from ariadne.runtime.hooked import refuse_hooks_of_both
@@ -163,6 +163,8 @@ def train_suffix(
         stops, before, walked = Ends(output), held_gradients(owned.prefix), walks()
         with KeptWhole(boundary, Tap._backward_cls, owned.prefix) if boundary.requires_grad else _NOTHING:
             loss = loss_of(loss_fn, output, targets)
+            if boundary.requires_grad:
+                refuse_hooked(boundary, values, Tap._backward_cls)
         leaves = [leaf for leaf in leaves_of(loss, stops) if leaf.requires_grad]  # loss_fn may freeze
         waiting, noted = _reached(leaves, boundary, optimizer, owned)
         graph = boundary._graph or ()
