@@ -166,8 +166,7 @@ def caught(
         return hook
 
     waiting = list(waiting)
-    hooked = {id(leaf) for leaf in waiting if leaf._backward_hooks or leaf._post_accumulate_grad_hooks}
-    with without_hooks(waiting):
+    with without_hooks(waiting) as hooked:
         try:
             for leaves, into, instead in ((waiting, found[0], (None,)), (noted, found[1], None)):
                 for leaf in leaves:
@@ -181,19 +180,44 @@ def caught(
 
 
 @contextmanager
-def without_hooks(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Without the gradient hooks and the post-accumulate hooks of some leaves; no other thread walks back meanwhile."""
+def without_hooks(leaves: Iterable[torch.Tensor]) -> Iterator[set[int]]:
+    """Without the gradient hooks and the post-accumulate hooks of some leaves, and without those of the nodes that accumulate
+    their gradients, as apex and FSDP put there; no other thread walks back meanwhile. Gives the leaves that have some, by id."""
+    leaves = list(leaves)
     hidden = [
         (leaf, name, hooks)
         for leaf in leaves
         for name in ("_backward_hooks", "_post_accumulate_grad_hooks")
         if (hooks := getattr(leaf, name))
     ]
+    emptied: list[tuple[torch.Tensor, dict[Any, Any], dict[Any, Any]]] = []
     with TURNS.alone():
         try:
-            for leaf, name, _ in hidden:
-                setattr(leaf, name, OrderedDict())
-            yield
+            for one, name, _ in hidden:
+                setattr(one, name, OrderedDict())
+            for leaf in leaves:
+                for table in _hooks_of_node(leaf):
+                    emptied.append((leaf, table, {**table}))
+                    table.clear()
+            yield {id(leaf) for leaf, *_ in (*hidden, *emptied)}
         finally:
+            for _, table, hooks in emptied:
+                table.update(hooks)
             for leaf, name, hooks in hidden:
                 setattr(leaf, name, hooks)
+
+
+def _hooks_of_node(leaf: torch.Tensor) -> list[dict[Any, Any]]:
+    """The tables of the hooks on the node that accumulates a leaf's gradient: torch shows them to those who register one more."""
+    node = node_of(leaf) if leaf.requires_grad and leaf.is_leaf else None
+    if node is None:
+        return []
+    handles = [node.register_prehook(_nothing), node.register_hook(_nothing)]
+    tables = [handle.hooks_dict_ref() for handle in handles]
+    for handle in handles:
+        handle.remove()
+    return [table for table in tables if table]
+
+
+def _nothing(*_: Any) -> None:
+    """A hook that changes nothing."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 import ariadne
 from ariadne import BoundaryPayload, SplitSpec, prepare_split
@@ -190,8 +191,9 @@ def test_a_scaled_loss_scales_its_penalty(sides: bool) -> None:
         pair.equal(f"step {step}")
 
 
-def watched(model: Any, seen: list[Any]) -> None:
-    """Hooks as users have them: one that clips a gradient, one that looks on, one that steps after accumulation."""
+def watched(model: Any, seen: list[Any]) -> list[Any]:
+    """Hooks as users have them: one that clips a gradient, one that looks on, one that steps after accumulation, and those of
+    nodes, which live as long as what this gives."""
     model.a.weight.register_hook(lambda g: g.clamp(-0.01, 0.01))
     for p in model.parameters():
         p.register_hook(lambda g: seen.append(("gradient", g.clone())))
@@ -205,14 +207,22 @@ def watched(model: Any, seen: list[Any]) -> None:
     for p in (model.a.weight, model.b.bias):
         p.register_post_accumulate_grad_hook(stepped)
 
+    def accumulated(p: torch.Tensor) -> Callable[..., None]:
+        return lambda *_: seen.append(("node", torch.zeros(()) if p.grad is None else p.grad.clone()))
+
+    nodes = [get_gradient_edge(p).node for p in model.parameters()]
+    for node, p in zip(nodes, model.parameters(), strict=True):  # as FSDP and apex put them there
+        node.register_hook(accumulated(p))
+        node.register_prehook(lambda grads: seen.append(("before", grads[0].clone())))
+    return nodes
+
 
 @pytest.mark.parametrize("penalty", ["squares of all", "norm of one", "none"])
 @pytest.mark.parametrize("make", [Twice, Tied])
 def test_hooks_of_a_parameter_see_its_gradient_once_and_whole(make: Callable[[], nn.Module], penalty: str) -> None:
     pair = Pair(make, {**PENALTIES, "none": lambda m: torch.zeros(())}[penalty])
     seen: tuple[list[Any], list[Any]] = ([], [])
-    for model, into in zip((pair.whole, pair.split), seen, strict=True):
-        watched(model, into)
+    nodes = [watched(model, into) for model, into in zip((pair.whole, pair.split), seen, strict=True)]
     for step in range(2):
         x, y = numbers(3, 6, seed=step), numbers(3, 3)
         pair.loss(pair.whole)(pair.whole(x), y).backward()
@@ -225,6 +235,7 @@ def test_hooks_of_a_parameter_see_its_gradient_once_and_whole(make: Callable[[],
             assert any(kind == k and a.shape == b.shape and torch.equal(a, b) for k, b in seen[1])
         seen[0].clear()
         seen[1].clear()
+    assert len(nodes[0]) == len(nodes[1])
 
 
 def test_a_penalty_of_the_inputs_is_added_once() -> None:
