@@ -42,10 +42,16 @@ def settles(before: Any, now: Any, batch: int) -> bool:
 def refuse_change(key: Key, before: Any, now: Any, grows: bool = False) -> None:
     """Raise `UnsupportedError` for an attribute that a plan can't follow; `grows`: tensors are made anew with it."""
     path, name = key
-    ready = "; where it is the largest size so far, run the model once on the largest inputs, and prepare then"
+    ready = (
+        "; where it is the largest size so far, run the model once on the largest inputs, and prepare then"
+        if grows
+        else ""
+    )
+    if type(before) is bool and type(now) is bool:
+        ready = "; where the first call alone sets it, run the model once, and prepare then"
     raise UnsupportedError(
         f"forward reads and changes the attribute {name!r} of {named(path)} (from {before!r} to {_told(now)}), which "
-        f"a plan can't follow; keep such state in a buffer{ready if grows else ''}"
+        f"a plan can't follow; keep such state in a buffer{ready}"
     )
 
 

@@ -388,3 +388,33 @@ class Remembering(Layers):
 def test_of_state_in_python_the_error_says_where_it_is() -> None:
     with pytest.raises(UnsupportedError, match="it sets 'kept' of the model"):
         prepare_split(Remembering(kept=None), (torch.randn(3, 4),), split="percent:50")
+
+
+class Hooked(nn.Module):
+    """Registers a hook at its first call, and notes that it did, as extractors of features do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.hooked, self.latents = nn.Linear(4, 4), nn.Linear(4, 4), False, torch.zeros(())
+
+    def keep(self, module: nn.Module, args: Any, output: torch.Tensor) -> None:
+        """The hook."""
+        self.latents = output.detach().clone()
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The output, and what the hook kept."""
+        if not self.hooked:
+            self.a.register_forward_hook(self.keep)
+            self.hooked = True
+        return self.b(self.a(x)), self.latents
+
+
+def test_a_flag_of_a_first_call_that_registers_a_hook_is_told_with_the_way_out() -> None:
+    model, x = Hooked().eval(), torch.ones(2, 4)
+    with pytest.raises(UnsupportedError, match="first call alone sets it, run the model once, and prepare then"):
+        prepare_split(model, (x,), split="after:a")
+    with torch.no_grad():
+        whole = model(x)
+        runtime = prepare_split(model, (x,), split="after:a")
+        found = runtime.run_suffix(runtime.run_prefix(x))
+    assert all(torch.equal(a, b) for a, b in zip(whole, found, strict=True))
