@@ -245,5 +245,5 @@ def test_a_call_of_another_structure_is_refused() -> None:
     x = torch.randn(2, 4)
     spec = SplitSpec("after:a", max_paths=1)
     split = prepare_split(OfAPair().eval(), (x, (x, x)), split=spec, fallback="python-suffix")
-    with pytest.raises(InputError, match="another structure than at capture.*or with fallback='python'"):
+    with pytest.raises(InputError, match=r"another structure than at capture.*or with fallback='python'"):
         split.run_prefix(x, None)
