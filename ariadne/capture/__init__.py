@@ -65,7 +65,7 @@ from typing import TYPE_CHECKING, Any
 from ariadne.capture.call import QUESTIONS, Call, drawn_by, is_opaque_call
 from ariadne.capture.copied import copied_plan
 from ariadne.capture.drawn import noted
-from ariadne.capture.example import Captured, Example, batch_dims, called, declared, swallowed
+from ariadne.capture.example import Captured, Example, batch_dims, called, declared, dims_named, sizes_named, swallowed
 from ariadne.capture.generators import ALL, NUMPY, PYTHON, TORCH, Names
 from ariadne.capture.reach import Reach
 from ariadne.capture.refusals import Patches, calls_class
@@ -98,6 +98,8 @@ __all__ = [
     "declared",
     "called",
     "batch_dims",
+    "dims_named",
+    "sizes_named",
     "swallowed",
     "capturing",
     "Patches",

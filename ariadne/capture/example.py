@@ -170,6 +170,29 @@ def batch_dims(
     return along
 
 
+def sizes_named(
+    model: torch.nn.Module, leaves: Sequence[Any], spec: tree.Spec, new: Iterable[int],
+    dynamic: Mapping[str, Mapping[int, str]], ranges: Mapping[str, range],
+) -> tuple[Size, ...]:  # fmt: skip
+    """What `SplitSpec.dynamic` says of those inputs of a call that no plan at hand has."""
+    names = called(model, spec) if dynamic and new else [""] * len(leaves)
+    found = ((i, dim, symbol) for i in new for dim, symbol in sorted(dynamic.get(names[i], {}).items()))
+    return tuple(Size(i, dim, s, ranges[s], names[i]) for i, dim, s in found if dim < leaves[i].dim())
+
+
+def dims_named(
+    model: torch.nn.Module, leaves: Sequence[Any], spec: tree.Spec, new: Iterable[int],
+    named: Mapping[str, int | None] | str, sizes: Sequence[Size],
+) -> dict[int, int]:  # fmt: skip
+    """Along which dim the batch may lie in those inputs of a call that no plan at hand has, going by `SplitSpec.batch_dim`."""
+    if isinstance(named, str):
+        return {}
+    names = called(model, spec) if named and new else [""] * len(leaves)
+    taken = {(size.leaf, size.dim) for size in sizes}
+    dims = {i: named.get(names[i], 0) for i in new}
+    return {i: d for i, d in dims.items() if d is not None and d < leaves[i].dim() and (i, d) not in taken}
+
+
 def _tensors(
     model: torch.nn.Module, leaves: Sequence[Any], spec: tree.Spec, named: Iterable[str], option: str
 ) -> dict[str, int]:

@@ -77,7 +77,7 @@ from ariadne.guards.attributes import (
     variables,
 )
 from ariadne.guards.baseline import GLOBAL_HOOKS, Baseline, copied_model, global_hooks, shown, state_types
-from ariadne.guards.bound import as_before, in_order, matched
+from ariadne.guards.bound import as_before, differ_in_keys_alone, in_order, matched
 from ariadne.guards.calls import ModuleGuard, entrance, explain, references_hold
 from ariadne.guards.classes import own_dict
 from ariadne.guards.codes import codes_of
@@ -97,6 +97,7 @@ from ariadne.guards.effects import (
     stores_beside_caches,
     stores_of,
 )
+from ariadne.guards.explained import other_structure
 from ariadne.guards.facts import alike
 from ariadne.guards.first_calls import MadeOf, Spot, calls_of, not_called
 from ariadne.guards.further import Further, enter_alike

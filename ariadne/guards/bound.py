@@ -17,6 +17,7 @@ from ariadne.plan import TracePlan
 
 Form = tuple[tuple[Any, ...], dict[str, Any]]
 _OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_ROWS = ("list", "tuple")
 
 
 def binding(
@@ -79,37 +80,48 @@ def in_order(model: nn.Module, spec: tree.Spec) -> tuple[str, ...]:
     return named if len(named) > 1 else ()
 
 
-def matched(found: tree.Spec, known: tree.Spec) -> list[int | None] | None:
-    """For each leaf of a call, which of the leaves of a known one it is; None in all where they differ in more than keys of dicts.
+def matched(found: tree.Spec, known: tree.Spec) -> list[int | None]:
+    """For each leaf of a call, which of the leaves of a known one it is; None where that has another structure, or nothing.
 
-    A leaf is None that stands under a key which the known call does not have. Those of one dict may come in any order.
+    Those of one dict may come in any order, and a list stands where a tuple did: what both have is at one place.
 
     >>> matched(tree.flatten({"b": 1, "c": 2, "a": 3})[1], tree.flatten({"a": 3, "b": 1})[1])
     [1, None, 0]
+    >>> matched(tree.flatten((1, [2, 3], 4))[1], tree.flatten((1, (2,), [3]))[1])
+    [0, 1, None, None]
     """
     return _matched(found, known, 0)
 
 
-def _matched(found: tree.Spec, known: tree.Spec, start: int) -> list[int | None] | None:
+def _matched(found: tree.Spec, known: tree.Spec, start: int) -> list[int | None]:
     if found.kind == known.kind == tree.LEAF:
         return [start]
-    if (found.kind, found.cls, found.context) != (known.kind, known.cls, known.context):
-        return None
-    if found.kind not in ("dict", "mapping"):
-        if found.keys != known.keys or len(found.children) != len(known.children):
-            return None
-        pairs = [*zip(found.children, range(len(known.children)), strict=True)]
+    if found.kind in _ROWS and known.kind in _ROWS:
+        places = {i: i for i in range(len(known.children))}
+    elif (found.kind, found.cls, found.context) != (known.kind, known.cls, known.context) or found.kind == tree.LEAF:
+        return [None] * found.size
     else:
-        places = {key: i for i, key in enumerate(known.keys)}
-        pairs = [(child, places.get(key, -1)) for key, child in zip(found.keys, found.children, strict=True)]
+        places = {key: i for i, key in enumerate(known.keys or range(len(known.children)))}
     at: list[int | None] = []
-    for child, i in pairs:
-        begins = start + sum(c.size for c in known.children[: max(i, 0)])
-        inner = _matched(child, known.children[i], begins) if i >= 0 else [None] * child.size
-        if inner is None:
-            return None
-        at += inner
+    for key, child in zip(found.keys or range(len(found.children)), found.children, strict=True):
+        i = places.get(key)
+        begins = start + sum(c.size for c in known.children[: i or 0])
+        at += [None] * child.size if i is None else _matched(child, known.children[i], begins)
     return at
+
+
+def differ_in_keys_alone(found: tree.Spec, known: tree.Spec) -> bool:
+    """Whether two structures are one, but for keys of dicts that one of them lacks, or has elsewhere."""
+    if (found.kind, found.cls, found.context) != (known.kind, known.cls, known.context):
+        return False
+    if found.kind in ("dict", "mapping"):
+        theirs = dict(zip(known.keys, known.children, strict=True))
+        pairs = [(c, theirs[key]) for key, c in zip(found.keys, found.children, strict=True) if key in theirs]
+    elif found.keys != known.keys or len(found.children) != len(known.children):
+        return False
+    else:
+        pairs = [*zip(found.children, known.children, strict=True)]
+    return all(differ_in_keys_alone(*pair) for pair in pairs)
 
 
 def accepts(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:

@@ -22,7 +22,7 @@ from ariadne.guards.baseline import HOOKS, Baseline, global_hooks, keeps_its_wei
 from ariadne.guards.bound import accepts, matched, may_be_none, once_more
 from ariadne.guards.classes import Lookup
 from ariadne.guards.counted import owner_of
-from ariadne.guards.explained import beside, refuse_changes
+from ariadne.guards.explained import beside, other_structure, refuse_changes
 from ariadne.guards.kept import Kept, OfKind, OfTables, Own, Same
 from ariadne.guards.left import AsLeft
 from ariadne.guards.marks import Asked, Tabled, marks_on, same_marks
@@ -219,21 +219,17 @@ def explain(
 ) -> None:
     """Raise the error that says which condition on the inputs does not hold; return where none is at fault.
 
-    Without `plain`, numbers and strings may be others, a tensor may stand where None did, dicts may have other keys or have them
-    in another order, and arguments that forward takes may be passed or left out: for them a plan can be captured.
+    Without `plain`, numbers and strings may be others, a tensor may stand where None did, arguments that forward takes may be
+    passed or left out, and some may have another structure, such as None where a pair was: for them a plan can be captured.
     """
-    keys = plan.input_spec.children[1].keys
+    positional, keys = len(plan.input_spec.children[0].children), plan.input_spec.children[1].keys
     ordered = {k: kwargs[k] for k in keys} if kwargs.keys() == {*keys} else dict(kwargs)
     leaves, spec = tree.flatten((args, ordered))
-    further = kwargs.keys() == {*keys} or (not plain and accepts(model, args, kwargs))
-    at = matched(spec, plan.input_spec) if further else None
-    if at is None or (plain and spec != plan.input_spec):
-        call = f"args {plan.input_spec.children[0]}, kwargs {plan.input_spec.children[1]}"
-        by_name = "" if plain or not accepts(model, args, kwargs) else ", others by their names"
-        raise InputError(
-            f"the inputs have another structure than at capture: expected {call}; found args {spec.children[0]}, kwargs "
-            f"{spec.children[1]}. Pass them as example_inputs and example_kwargs had them{by_name}, or prepare again"
-        )
+    as_many = len(args) == positional and kwargs.keys() == {*keys}
+    followed = not plain and (as_many or accepts(model, args, kwargs))
+    if spec != plan.input_spec and not (followed and any(isinstance(leaf, torch.Tensor) for leaf in leaves)):
+        raise InputError(other_structure(spec, plan.input_spec))
+    at = matched(spec, plan.input_spec)
     if plain and (came := tuple(k for k in kwargs if k in plan.assumption.order)) != plan.assumption.order:
         raise InputError(
             "forward takes keyword inputs in the order in which they come (**kwargs): expected "

@@ -170,3 +170,13 @@ def beside(value: Any) -> str:
     """The attributes that a number, a text or a container has beside what it shows, for an error; nothing where it has none."""
     own = own_of(value) if is_a(value, (*SIMPLE, tuple, list, dict)) else None
     return f" with the attributes {reprlib.repr(own)}" if own else ""
+
+
+def other_structure(found: tree.Spec, known: tree.Spec, raised: Exception | None = None) -> str:
+    """That a call has another structure than the example, for an error; and what forward `raised` when it was given that."""
+    expected, call = (f"args {spec.children[0]}, kwargs {spec.children[1]}" for spec in (known, found))
+    tried = "" if raised is None else f". Given these, forward raises {type(raised).__name__}: {raised}"
+    return (
+        f"the inputs have another structure than at capture: expected {expected}; found {call}. Pass them as "
+        f"example_inputs and example_kwargs had them, or prepare again{tried}"
+    )

@@ -12,11 +12,19 @@ from torch import nn
 
 from ariadne import tree
 from ariadne.boundary import BoundaryPayload, no_boundary
-from ariadne.capture import Captured, Example, capturing, drawn_by
+from ariadne.capture import Captured, Example, capturing, dims_named, drawn_by, sizes_named
 from ariadne.cut import SIDES, Boundary, SplitCandidate, frontiers, select
-from ariadne.errors import AriadneError, BatchError, BoundaryError, FrontierError, ModuleError, TrainingError
+from ariadne.errors import (
+    AriadneError,
+    BatchError,
+    BoundaryError,
+    FrontierError,
+    InputError,
+    ModuleError,
+    TrainingError,
+)
 from ariadne.forks import rlock
-from ariadne.guards import Baseline, as_before, explain, matched, state_types
+from ariadne.guards import Baseline, as_before, differ_in_keys_alone, explain, matched, other_structure, state_types
 from ariadne.plan import TracePlan, sizes_at, sizes_in
 from ariadne.runtime.proof import prove
 from ariadne.runtime.taken import check_values, other_device
@@ -29,6 +37,8 @@ if TYPE_CHECKING:
 MOST_PLANS = 16
 MANY_CHANGES = 16  # of a model, each of which had a plan captured: then something changes at each call
 
+
+_MISTAKEN = (TypeError, AttributeError, LookupError, ValueError)  # what Python raises of inputs of another structure
 
 _DONE = "_ariadne_done"  # an attribute of an error of forward's: what it had done stands
 
@@ -306,7 +316,7 @@ class Plans:
             with torch.set_grad_enabled(training):
                 self.model(*args, **kwargs)
         except Exception as error:
-            raised = error
+            raised = self._of_structure(args, kwargs, training, error)
         setattr(raised, _DONE, True)
         raise raised
 
@@ -314,8 +324,7 @@ class Plans:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
     ) -> tuple[Variant, tuple[Any, ...]]:
         with capturing():  # `_lock` is held for moments alone: calls that have a plan go on
-            base = self._now[training]
-            args, kwargs = as_before(self.model, base.plan, args, kwargs)
+            base, args, kwargs = self._nearest(args, kwargs, training)
             lo, hi = self.settings.spec.batch_range
             if state_types(self.model) == base.moved:
                 explain(base.plan, self.model, args, kwargs, range(lo, hi + 1), plain=base.plan.apart is not None)
@@ -351,6 +360,31 @@ class Plans:
                     )
                 self._now[training] = variant
             return variant, entered
+
+    def _nearest(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
+    ) -> tuple[Variant, tuple[Any, ...], dict[str, Any]]:
+        """The plan whose structure of inputs a call has, or most of it, that of the last call first; and the call in its form."""
+
+        def found(variant: Variant) -> tuple[bool, int, int]:
+            known = variant.plan.input_spec
+            spec = tree.flatten(as_before(self.model, variant.plan, args, kwargs))[1]
+            return spec == known, sum(i is not None for i in matched(spec, known)), -known.size
+
+        base = max((self._now[training], *self._variants[::-1]), key=found)
+        return base, *as_before(self.model, base.plan, args, kwargs)
+
+    def _of_structure(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool, raised: Exception
+    ) -> Exception:
+        """What forward `raised`; an `InputError` where that is since it takes no call of this structure, which no plan has."""
+        base, *call = self._nearest(args, kwargs, training)
+        spec = tree.flatten(tuple(call))[1]
+        if not isinstance(raised, _MISTAKEN) or differ_in_keys_alone(spec, base.plan.input_spec):
+            return raised
+        error = InputError(other_structure(spec, base.plan.input_spec, raised))
+        error.__cause__ = raised
+        return error
 
     def _count(self, change: str, seconds: float) -> None:
         """Count a call that was captured since the model was changed; warn where there come to be many."""
@@ -388,19 +422,18 @@ class Plans:
         args, kwargs = as_before(self.model, plan, args, kwargs)
         leaves, spec = tree.flatten((args, kwargs))
         at = matched(spec, plan.input_spec)
-        if at is None:
-            explain(plan, nn.Module(), args, kwargs, batches)
-            raise AriadneError("this call has another structure than the example; please report this as a bug")
-        along = plan.batched
+        along, asked = plan.batched, self.settings.spec
         batched = {i: along[k] for i, k in enumerate(at) if k in along and isinstance(leaves[i], torch.Tensor)}
-        sizes = tuple(size for size in sizes_at(plan.sizes, at) if leaves[size.leaf] is not None)
-        sizes_in(sizes, leaves)
-        batch = next((leaves[i].shape[dim] for i, dim in batched.items()), plan.traced_batch)
         new = {None, *(k for k, _ in plan.literals)}  # where a tensor stands that the plan has none for
-        came = [i for i, k in enumerate(at) if k in new and isinstance(leaves[i], torch.Tensor) and leaves[i].dim()]
-        if came and along and not batched:
-            batch = leaves[came[0]].shape[0]
-        batched |= {i: 0 for i in came if leaves[i].shape[0] == batch}
+        came = [i for i, k in enumerate(at) if k in new and isinstance(leaves[i], torch.Tensor)]
+        sizes = tuple(size for size in sizes_at(plan.sizes, at) if leaves[size.leaf] is not None)
+        sizes += sizes_named(self.model, leaves, spec, came, asked.dynamic or {}, asked.ranges)
+        sizes_in(sizes, leaves)
+        dims = dims_named(self.model, leaves, spec, came, asked.batch_dim or {}, sizes)
+        batch = next((leaves[i].shape[dim] for i, dim in batched.items()), plan.traced_batch)
+        if dims and along and not batched:
+            batch = next(leaves[i].shape[dim] for i, dim in dims.items())
+        batched |= {i: dim for i, dim in dims.items() if leaves[i].shape[dim] == batch}
         if batched and batch not in batches:
             raise BatchError(f"batch {batch} lies outside dynamic_batch ({batches.start}, {batches.stop - 1})")
         return Example(tuple(leaves), spec, batched, batch, sizes)

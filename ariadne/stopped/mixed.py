@@ -20,8 +20,9 @@ from ariadne import tree
 from ariadne.boundary import BoundaryPayload
 from ariadne.capture import Example
 from ariadne.cut import parse_boundary
-from ariadne.errors import BoundaryError, FrontierError, HalfError, SpecError, UnsupportedError, named
+from ariadne.errors import BoundaryError, FrontierError, HalfError, InputError, SpecError, UnsupportedError, named
 from ariadne.forks import rlock
+from ariadne.guards import differ_in_keys_alone, other_structure
 from ariadne.plan import TracePlan
 from ariadne.runtime import Gradients, NotCalled, SplitRuntime
 from ariadne.stopped.calls import CallCandidate
@@ -73,9 +74,17 @@ class _Picking(TorchFunctionMode):
 
 
 def up_to(
-    model: nn.Module, path: str, number: int, crossing: Sequence[Name], made_at: Mapping[Name, Made]
+    model: nn.Module,
+    path: str,
+    number: int,
+    crossing: Sequence[Name],
+    made_at: Mapping[Name, Made],
+    known: tree.Spec | None = None,
 ) -> nn.Module:
-    """The model, all of it shared, with a forward that ends with that call of that module and gives what crosses."""
+    """The model, all of it shared, with a forward that ends with that call of that module and gives what crosses.
+
+    It takes inputs of the `known` structure alone: the suffix runs on the example's, with the tensors that cross put in.
+    """
     whole = type(model)
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
@@ -85,7 +94,9 @@ def up_to(
             reached.append(output)
             raise _Reached
 
-        given = [*tree.leaves((args, kwargs))]
+        given, form = tree.flatten((args, kwargs))
+        if known is not None and not differ_in_keys_alone(form, known):
+            raise InputError(f"{other_structure(form, known)}, or with fallback='python'")
         picking = None
         if made_at:
             picking = _Picking({*made_at.values()}, [*given, *(t for _, t in state_of(self))])
@@ -154,7 +165,7 @@ class MixedSplit(NotCalled):
         if any(name[0] == "state" for name in names):
             raise UnsupportedError(f"the suffix uses {names[0][1]!r}, into which the prefix writes. Cut elsewhere")
         self.crossing = names
-        prefix = up_to(self.model, self.candidate.after, self.candidate.call, names, self._made_at)
+        prefix = up_to(self.model, self.candidate.after, self.candidate.call, names, self._made_at, example.spec)
         try:
             self.graph = make(prefix, self.candidate.split_id)
         except FrontierError as error:

@@ -61,12 +61,13 @@ def test_what_forward_has_no_keyword_for_is_refused() -> None:
         runtime.run_prefix(X, msk=MASK)
 
 
-def test_where_the_form_may_count_the_error_says_to_pass_it_by_its_name() -> None:
+def test_where_the_form_may_count_it_has_a_plan_in_that_form() -> None:
     model = Plain()
-    model.register_forward_pre_hook(lambda module, args: None)
+    model.register_forward_pre_hook(lambda module, args: (args[0] * len(args), *args[1:]))
     runtime = prepare_split(model, (X,), split="after:a")
-    with pytest.raises(InputError, match=r"another structure than at capture.*others by their names, or prepare again"):
-        runtime.run_prefix(X, MASK)
+    same(model(X, MASK), runtime.run_suffix(runtime.run_prefix(X, MASK)))
+    same(model(X, mask=MASK), runtime.run_suffix(runtime.run_prefix(X, mask=MASK)))
+    assert len(runtime.plans) == 3
 
 
 @dataclass

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import ariadne
 from ariadne import BoundaryPayload, MixedSplit, SplitRuntime, SplitSpec, prepare_split
 from ariadne.compare import difference
-from ariadne.errors import HalfError, SpecError, UnsupportedError, VerificationError
+from ariadne.errors import HalfError, InputError, SpecError, UnsupportedError, VerificationError
 from ariadne.stopped import noted
 from ariadne.stopped.mixed import up_to
 
@@ -228,3 +228,22 @@ def test_what_a_graph_alone_holds_does_not_cross_in_training() -> None:
     split.backward_prefix(boundary, gradients)
     for name, p in net.named_parameters():
         assert difference(p.grad, twin.get_parameter(name).grad) is None, name
+
+
+class OfAPair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor, pair: Any = None) -> torch.Tensor:
+        h = self.a(x)
+        y: torch.Tensor = self.b(h * float(h.detach().sum()))
+        return y if pair is None else y + 1  # which the suffix asks of the example's
+
+
+def test_a_call_of_another_structure_is_refused() -> None:
+    x = torch.randn(2, 4)
+    spec = SplitSpec("after:a", max_paths=1)
+    split = prepare_split(OfAPair().eval(), (x, (x, x)), split=spec, fallback="python-suffix")
+    with pytest.raises(InputError, match=r"another structure than at capture.*or with fallback='python'"):
+        split.run_prefix(x, None)
