@@ -113,7 +113,7 @@ def _crossing(boundary: BoundaryPayload) -> dict[str, torch.Tensor] | None:
     """The tensors of the prefix that cross, with their graph, by label; None where that is not here."""
     if boundary._graph is None:
         return None
-    named = {}
+    named: dict[str, torch.Tensor] = {}
     for label, value in zip(boundary.labels, boundary._graph, strict=True):
         named.update((label + at, t) for at, t in tree.paths(value) if isinstance(t, torch.Tensor))
     return named
