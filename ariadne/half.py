@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from ariadne.halves import (
     flag,
     given,
     items,
+    known,
     left,
     need,
     read,
@@ -201,11 +202,22 @@ class Half(nn.Module):
         >>> half.replace_weights(model.state_dict())
         """
         mine = self.state_dict(keep_vars=True)
-        found = given(weights, mine)
+        found = self._given(weights, mine)
         refuse_unfit(mine, found)
+        digest = self._digest_of(found)
         with torch.no_grad():
             replace_by(mine, found)
-        self._seal("")
+        self._seal(digest)
+
+    def _given(self, weights: Weights, wanted: Iterable[str]) -> Mapping[str, torch.Tensor]:
+        """The tensors that are given of those that are wanted, and of the whole model's where the file says which these are."""
+        whole = known(self._data.get("whole"))
+        return given(weights, {*wanted, *(n for each in (whole.names if whole else ()) for n in each)})
+
+    def _digest_of(self, found: Mapping[str, torch.Tensor]) -> str:
+        """The digest of weights given anew: that of their whole model where they are all of it, else empty."""
+        whole = known(self._data.get("whole"))
+        return whole.given(found, self) if whole else ""
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the half to a file, as it is now."""
@@ -351,7 +363,7 @@ def load(
         half = Half(root, _runtime(root, sides, data, mode, compile_options), data)
         half.__dict__["_handed"] = handed
         if weights is not None:
-            half._seal("")
+            half._seal(half._digest_of(half._given(weights, ())))
         return half if device is None and dtype is None else half.to(device=device, dtype=dtype)
 
 

@@ -186,7 +186,8 @@ def _compiled(model: nn.Module) -> str:
             )
         if type(module).__name__ == "OptimizedModule":
             return (
-                f"{named(path)} is what torch.compile made of a module, and what the compiler does can't be recorded; put the "
+                f"{named(path)} is what torch.compile made of a module, or torch.compiler.disable, and what the compiler does "
+                "can't be recorded; put the "
                 "module inside of it in its place, ._orig_mod"
             )
     return ""
@@ -236,6 +237,7 @@ def _refuse(run: Run, found: Recording) -> None:
     why = "whose Python and tables can't be followed; put the module that it was scripted or traced from in its place"
     refused(torch._C.ScriptMethod, "__call__", "a TorchScript module", why)
     refused(graph, "get_gradient_edge", "torch.autograd.graph.get_gradient_edge", _ELSEWHERE)
+    _refuse_compiled(run)
     _follow_cond(run)
     _refuse_saved_tensor_hooks(run)
     _refuse_node_hooks(run, found)
@@ -305,6 +307,24 @@ def refuse_cached_weights(model: nn.Module) -> None:
             f"{named(path)} has a parametrized weight, and torch.nn.utils.parametrize.cached() keeps it from one call to the next, "
             "gradients and all, which no plan does; call outside of it, or enter it in forward"
         )
+
+
+def _refuse_compiled(run: Run) -> None:
+    """Refuse a call of what torch.compile made of a module, though it runs eagerly: past Dynamo's limit, or if told to."""
+    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is None:
+        return
+    plain: Any = dynamo.OptimizedModule.__call__
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        out = plain(
+            self, *args, **kwargs
+        )  # first: what Dynamo compiles stays as it would be without a recorder's refusal
+        if run.mine() and (why := _compiled(run.model)):
+            raise UnsupportedError(why)
+        return out
+
+    run.patches.set(dynamo.OptimizedModule, "__call__", call)
 
 
 def _follow_cond(run: Run) -> None:

@@ -6,6 +6,7 @@ A plan and its cut flow in, or a file; out flow a file, or plans of one side and
     ops         which ops a file may name, and with what arguments
     weights     tensors in a file, by memory map
     given       weights from elsewhere, held against a half's
+    known       which weights a half has, as a digest
     skeleton    the modules of a half
     called      Python that a half calls
     containers  what forward puts into containers
@@ -27,6 +28,7 @@ from ariadne.halves.export import write as export
 from ariadne.halves.form import Side
 from ariadne.halves.given import Weights, given, refuse_unfit
 from ariadne.halves.given import replace as replace_by
+from ariadne.halves.known import known
 from ariadne.halves.moves import Moves, Seal, tensors_of
 from ariadne.halves.reading import read
 from ariadne.halves.skeleton import read_flags

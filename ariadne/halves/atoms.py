@@ -322,8 +322,23 @@ def told_spec(spec: tree.Spec) -> Any:
                 "file; hand these in, or return them, apart"
             )
     if spec.kind in ("registered", "subclass"):
-        found["context"] = told(spec.context)
+        assert spec.cls is not None
+        try:
+            found["context"] = told(spec.context)
+        except HalfError:
+            raise HalfError(
+                f"a {spec.cls.__name__} can't be kept in a file: it also holds a Python object ({spec.context!r:.80}). "
+                "Take or return a dict, a list or a tuple in its place, or run this half in a process that has the model"
+            ) from None
     return found
+
+
+def spec_of(spec: tree.Spec, where: str) -> Any:
+    """The same, of what stands somewhere: what can't be kept is told with where it is."""
+    try:
+        return told_spec(spec)
+    except HalfError as error:
+        raise HalfError(f"in {where}, {error}") from None
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from ariadne.halves.atoms import (
     mapped,
     name,
     need,
+    spec_of,
     table,
     text,
     told,
@@ -75,7 +76,7 @@ def told_side(side: Side, constants: Mapping[str, Row], named: Named, model: nn.
         "grad_enabled": plan.grad_enabled,
         "training": plan.training,
         "captured_by": plan.captured_by,
-        "input_spec": told_spec(plan.input_spec),
+        "input_spec": spec_of(plan.input_spec, "the inputs"),
         "inputs": [[i, n] for i, n in plan.inputs],
         "literals": [[i, told(v)] for i, v in plan.literals],
         "tied_inputs": [list(p) for p in plan.tied_inputs],
@@ -98,7 +99,7 @@ def told_side(side: Side, constants: Mapping[str, Row], named: Named, model: nn.
             ]
             for s in plan.stores
         ],
-        "output_spec": told_spec(plan.output_spec),
+        "output_spec": spec_of(plan.output_spec, "forward's output"),
         "output": told(plan.output),
         "constants": {n: [*constants[n].told(), str(t.device)] for n, t in plan.constants.items()},
         "objects": objects,

@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -152,14 +153,23 @@ def _bytes(t: torch.Tensor) -> memoryview:
     return memoryview((ctypes.c_ubyte * n).from_address(t.data_ptr())).cast("B") if n else memoryview(b"")
 
 
-def digest(tensors: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """A digest of named tensors: names, dtypes, shapes and numbers, and not how they lie in memory.
+def is_plain(t: torch.Tensor) -> bool:
+    """Whether a tensor is a plain dense one that has data."""
+    return type(t) in _PLAIN and t.layout is torch.strided and not (t.is_nested or t.is_quantized or t.is_meta)
+
+
+def digest(tensors: Iterable[tuple[str, torch.Tensor]], others: Mapping[str, str] = MappingProxyType({})) -> str:
+    """A digest of named tensors: names, dtypes, shapes and numbers, and not how they lie in memory; and of digests of others.
 
     Empty where one is no plain dense tensor, or has no data: then nothing is known of the weights.
     """
     found = hashlib.sha256()
+    if others:
+        found.update(json.dumps(sorted(others.items())).encode())
+    if not all(others.values()):
+        return ""
     for name, t in sorted(tensors, key=lambda item: item[0]):
-        if type(t) not in _PLAIN or t.layout is not torch.strided or t.is_nested or t.is_quantized or t.is_meta:
+        if not is_plain(t):
             return ""
         found.update(json.dumps([name, str(t.dtype), list(t.shape)]).encode())
         dense = t.detach().cpu().contiguous()  # held while its bytes are read

@@ -11,6 +11,7 @@ from ariadne.errors import HalfError
 from ariadne.halves.atoms import Classes, count, flag, items, mapped, need, text
 from ariadne.halves.containers import Container
 from ariadne.halves.form import Side, SideReader
+from ariadne.halves.known import known
 from ariadne.halves.skeleton import Held, known_places, read_flags, read_state
 from ariadne.halves.weights import Row
 
@@ -47,7 +48,7 @@ def said(data: Mapping[str, Any], classes: Classes, spaces: frozenset[str]) -> S
             f"this half has format {str(data['format'])[:20]}, and this Ariadne ({VERSION}) reads formats "
             f"{' and '.join(map(str, FORMATS))}. Save it with this version, or load it with the one that saved it"
         )
-    need(data.keys() - {"pipeline", "order"} == _KEYS, "its data have other parts than expected")
+    need(data.keys() - {"pipeline", "order", "whole"} == _KEYS, "its data have other parts than expected")
     order = {
         text(n, "a parameter"): count(i, "a place", 0, 2**31)
         for n, i in mapped(data.get("order", {}), "the order").items()
@@ -57,6 +58,7 @@ def said(data: Mapping[str, Any], classes: Classes, spaces: frozenset[str]) -> S
     need(part in SIDES, f"its part is {part!r}")
     for key, what in (("ariadne", "ariadne"), ("torch", "torch"), ("model", "the model's class"), ("digest", "digest")):
         text(data[key], what)
+    known(data.get("whole"))
     state, flags = read_state(data["state"]), read_flags(data["flags"])
     reader = SideReader(part, known_places(state), mapped(data["ops"], "the ops"), classes, spaces)
     constants: dict[str, tuple[Row, str]] = {}

@@ -22,6 +22,7 @@ from ariadne.halves.atoms import Classes
 from ariadne.halves.called import named_in, refuse_kept_by_both
 from ariadne.halves.containers import make
 from ariadne.halves.form import NOTHING, Side, told_side
+from ariadne.halves.known import Whole
 from ariadne.halves.skeleton import Held, Place, skeleton
 from ariadne.halves.whole import FORMATS, VERSION, said
 from ariadne.plan import WHOLE, Apart, Groups, Store, TraceNode, TracePlan, Value, storage_of, uses
@@ -359,7 +360,7 @@ def save(
         if n.target not in _UNNAMED and not n.target.startswith("python.")
     }
     places = {id(p): i for i, p in enumerate(model.parameters())}
-    names = named_in(model)
+    names, whole = named_in(model), Whole.of(model)
     half = {
         **about,
         "order": {_key(slot): places[id(slot.tensor)] for slot in kept if id(slot.tensor) in places},
@@ -369,7 +370,8 @@ def save(
         "part": name,
         "model": type(model).__name__,
         "weights": keep,
-        "digest": digest_of(model) if keep else "",
+        "digest": whole.digest(dict(_tensors_of(model))) if keep else "",
+        "whole": whole.told(),
         "ops": {t: ops.schema_of(ops.resolve(t)) for t in sorted(targets)},
         "state": [slot.held(rows[_key(slot)]).told() for slot in kept],
         "flags": [[path, on] for path, on in _flags(name, sides).items()],
@@ -429,9 +431,10 @@ def _refuse_untold(kept: Iterable[Slot], keep: bool) -> None:
             )
 
 
-def digest_of(model: nn.Module) -> str:
-    """A digest of all parameters and buffers of a model: halves of one model have the same one."""
-    return weights.digest([*model.named_parameters(), *model.named_buffers()])
+def _tensors_of(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """All parameters and buffers of a model, by each of their names."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
 
 
 def _key(slot: Slot) -> str:

@@ -244,7 +244,7 @@ class Stage(PipelineStage):
         """Walk back through one micro-batch; where not `full_backward`, to what came in alone, if that can be told apart."""
         if not self.has_backward:
             return
-        with self.told(f"backward of micro-batch {bwd_chunk_id}"):
+        with self.told(f"backward of micro-batch {bwd_chunk_id}"), unwritten():
             part, flight = self.submod, self._flights.pop(bwd_chunk_id)
             gradients: dict[str, torch.Tensor | None] = {}
             shares: dict[str, torch.Tensor] = {}
@@ -270,7 +270,7 @@ class Stage(PipelineStage):
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
         """What `backward_one_chunk` left to do: the gradients of the part's parameters."""
         if (later := self._later.pop(bwd_chunk_id, None)) is not None:
-            with self.told(f"backward of micro-batch {bwd_chunk_id}"):
+            with self.told(f"backward of micro-batch {bwd_chunk_id}"), unwritten():
                 later.finish()
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
@@ -316,6 +316,21 @@ class Stage(PipelineStage):
         boundary = BoundaryPayload(split_id, signature, batch, tuple(labels), raw, tuple(wanting))
         boundary.autocast = autocast_in({"autocast": autocast})  # that of the rank before: all run under one
         return boundary, None if drawn is None else _Drawn(*drawn)
+
+
+@contextmanager
+def unwritten() -> Iterator[None]:
+    """A backward pass; `PipelineError` where it needs what the forward of a later micro-batch has written since."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        raise PipelineError(
+            "this backward pass needs a tensor that was written in place since its forward pass, such as a buffer that each "
+            "forward counts up. A schedule such as GPipe runs the forwards of all micro-batches before the first backward: use "
+            f"1F1B, or put a new tensor in its place, self.n = self.n + 1. torch says: {str(error)[:200]}"
+        ) from error
 
 
 def _answer(arrived: Mapping[str, torch.Tensor | None], onwards: Mapping[str, torch.Tensor]) -> Message:

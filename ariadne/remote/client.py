@@ -13,8 +13,8 @@ from ariadne.boundary import BoundaryPayload, autocast_now, no_boundary
 from ariadne.errors import AriadneError, DeadlineError, RemoteError, SpecError, StepError
 from ariadne.half import Half, load
 from ariadne.remote.calls import MOST_REPLY, Path_, Pending
-from ariadne.remote.facts import Facts, facts_of, named_shared, split_of
-from ariadne.remote.message import Bodies, Header, generators, pack, set_generators, unpack
+from ariadne.remote.facts import Facts, differ, facts_of, named_shared, split_of
+from ariadne.remote.message import PROTOCOL, Bodies, Header, generators, pack, set_generators, unpack
 from ariadne.remote.steps import Steps, enabled
 
 Gradients = dict[str, torch.Tensor | None]
@@ -400,6 +400,11 @@ class Remote(Steps):
     def _fits(self, boundary: BoundaryPayload) -> Facts:
         if not isinstance(boundary, BoundaryPayload):
             raise no_boundary(boundary)
+        if differ(
+            boundary.weights, self.facts["digest"]
+        ):  # the server's half may have been trained, or given others, since
+            header, _ = self._ask({"op": "hello", "protocol": PROTOCOL}, (), self._until(None))
+            self.facts = header["facts"]
         return split_of(boundary, self.facts, self.address)
 
     def close(self) -> None:

@@ -137,10 +137,15 @@ def hold_together(mine: Facts, theirs: Facts, address: str) -> None:
         for label in here.keys() & there.keys():
             if here[label] != there[label]:
                 refuse(f"the dtype of {label!r}", here[label], there[label], "Move both halves to one dtype")
-    if mine["digest"] and theirs["digest"] and mine["digest"] != theirs["digest"]:
+    if differ(mine["digest"], theirs["digest"]):
         refuse("the digest of the weights", mine["digest"], theirs["digest"], "Save both halves of one model")
     if mine["shared"] != theirs["shared"]:
         refuse("what both sides share", mine["shared"], theirs["shared"], "Save both halves of one model")
+
+
+def differ(mine: str, theirs: str) -> bool:
+    """Whether two digests of weights are known, and are of different ones."""
+    return bool(mine and theirs) and mine != theirs
 
 
 def _listed(splits: Mapping[str, Any]) -> str:
@@ -157,7 +162,7 @@ def split_of(boundary: BoundaryPayload, theirs: Facts, address: str) -> Facts:
             "of the same split: save both halves of one runtime, with the same examples"
         )
     weights = boundary.weights
-    if weights and theirs["digest"] and weights != theirs["digest"]:
+    if differ(weights, theirs["digest"]):
         raise BoundaryError(
             f"the prefix of this boundary was saved with other weights (of a model with digest {weights}) than the suffix at "
             f"{address} ({theirs['digest']}). Save both halves of one model"

@@ -7,17 +7,17 @@ import sys
 import tempfile
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
 import ariadne
 from ariadne import tree
-from ariadne.errors import AriadneError, HalfError
+from ariadne.errors import AriadneError, BoundaryError, HalfError
 from conformance.checks.base import PASSED, Check, at, hold, hold_moved, no_grad
 from conformance.suite import device
 from conformance.suite.bench import REFERENCE, Bench, Split
@@ -45,6 +45,8 @@ def run(bench: Bench, case: Case) -> Finding:
         bench.facts["file_bytes"] = [(Path(folder) / side).stat().st_size for side in ("prefix", "suffix")]
         for batch in batches:
             _hold_forward(bench, case, split, halves, batch)
+        if batches:
+            _hold_replaced(bench, case, split, Path(folder), batches[-1])
         if not case.training and batches:
             _hold_double(bench, split, Path(folder), batches[-1])
         if not trains:
@@ -188,6 +190,47 @@ def _hold_double(bench: Bench, split: Split, folder: Path, batch: int) -> None:
             return
     bench.facts["double"] = "equal"
     hold("output of the halves", expected, _as(expected, found), f"in double precision, {at(split)}")
+
+
+def _hold_replaced(bench: Bench, case: Case, split: Split, folder: Path, batch: int) -> None:
+    """Halves that are given their own weights anew go together as before; one given others goes with its like alone."""
+    prefix, suffix = (_loaded(bench, split, folder / side) for side in ("prefix", "suffix"))
+    twin, known = bench.whole(case.training), prefix.digest
+    state, params = twin.state_dict(), dict(twin.named_parameters())
+    last = next((n for n in reversed(params) if params[n].is_floating_point() and params[n].numel()), None)
+    if not known or last is None or params.keys() - state.keys():
+        return
+    tied = [n for n, p in twin.named_parameters(remove_duplicate=False) if p is params[last]]
+    others = {**state, **dict.fromkeys(tied, state[last] + 1)}
+    try:
+        prefix.replace_weights(state)
+        suffix.replace_weights(state)
+        if not prefix.digest == suffix.digest == known:
+            _differ("given its own weights anew", known, prefix, suffix)
+        suffix.replace_weights(others)
+        args, kwargs = bench.inputs(batch)
+        seed_all(batch)
+        with hidden(LIBRARIES):
+            boundary = prefix.run_prefix(*args, **kwargs)
+            if boundary.weights:  # empty where forward wrote some
+                with suppress(BoundaryError):
+                    suffix.run_suffix(boundary)
+                    raise Stop(
+                        Status.FAIL_STATE,
+                        f"a suffix given another {last!r} takes what a prefix with the first one sent; {at(split)}",
+                    )
+        prefix = _loaded(bench, split, folder / "prefix")
+        prefix.replace_weights(others)
+    except HalfError as error:
+        bench.facts["replaced"] = str(error)[:80]
+        return
+    if not prefix.digest or prefix.digest != suffix.digest:
+        _differ("given others", known, prefix, suffix)
+
+
+def _differ(what: str, known: str, *halves: Any) -> NoReturn:
+    found = ", ".join(f"the {half.part} has digest {half.digest or 'none'}" for half in halves)
+    raise Stop(Status.FAIL_STATE, f"{what}, {found}; in their files it is {known}")
 
 
 def _double(leaf: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ariadne.halves import state_of
+from ariadne.halves.known import Whole
 from conformance.mutants.planted import Planted
 from conformance.suite.halves_fuzz import closed, opened
 
@@ -141,3 +142,34 @@ class SettingOutside(_InFile):
         for plan in half["plans"]:
             for node in plan["nodes"]:
                 node["region"] = node.get("region", [None, [], 0])[:3]
+
+
+class UnknownWeights(_InFile):
+    """A half that is given the weights of another version of its model does not know of which they are."""
+
+    piece = "halves.known"
+
+    def in_half(self, half: dict[str, Any]) -> None:
+        del half["whole"]
+
+
+class OwnWeightsAlone(_InFile):
+    """The digest of weights that a half is given is of those that it uses, not of its whole model's."""
+
+    piece = "halves.known"
+
+    def in_half(self, half: dict[str, Any]) -> None:
+        mine = {f"{path}.{key}".removeprefix(".") for places, *_ in half["state"] for _, path, key in places}
+        half["whole"]["names"] = [each for each in half["whole"]["names"] if mine & {*each}]
+
+
+class UnseenWeight(_InFile):
+    """A half that is given another last weight keeps its old digest."""
+
+    piece = "halves.known"
+
+    def in_half(self, half: dict[str, Any]) -> None:
+        last = [name for name, _ in self.model.named_parameters()][-1]
+        whole = Whole.of(self.model)
+        whole = Whole(tuple(each for each in whole.names if last not in each), whole.apart)
+        half["whole"], half["digest"] = whole.told(), whole.digest(self.model.state_dict())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -476,3 +477,16 @@ def test_halves_of_spectral_norm_in_training_mode_write_their_buffers_by_out(tmp
         halves.append(ariadne.load(tmp_path / side))
     for _ in range(2):
         assert torch.equal(halves[1].run_suffix(halves[0].run_prefix(x)), model(x))
+
+
+class Grouped(Scaled):
+    def forward(self, x: torch.Tensor) -> Any:
+        found: dict[str, list[torch.Tensor]] = defaultdict(list)
+        found["y"].append(super().forward(x))
+        return found
+
+
+def test_an_output_that_no_file_can_hold_is_named(tmp_path: Path) -> None:
+    runtime = ariadne.prepare_split(Grouped().eval(), (torch.randn(3, 4),), split="50%")
+    with pytest.raises(HalfError, match=r"^in forward's output, a defaultdict can't be kept in a file: .*'list'"):
+        runtime.save(tmp_path / "suffix", side="suffix")

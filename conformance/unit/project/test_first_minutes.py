@@ -108,6 +108,17 @@ def test_a_compiled_part_is_named_with_the_way_out(how: str) -> None:
         prepare_split(model, (X,), split="50%")
 
 
+@pytest.mark.compiler
+@pytest.mark.parametrize("how", ["disabled", "told to run eagerly"])
+def test_a_compiled_part_that_runs_eagerly_is_named_too(how: str) -> None:
+    inner: Any = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    part: Any = torch.compiler.disable(inner) if how == "disabled" else torch.compile(inner, backend="eager")
+    with torch.compiler.set_stance("default" if how == "disabled" else "force_eager"):
+        for _ in range(2):
+            with pytest.raises(UnsupportedError, match=r"'1' is what torch\.compile made of a module, or"):
+                prepare_split(nn.Sequential(nn.Linear(4, 4), part), (X,), split="50%")
+
+
 def test_a_wrapper_whose_train_is_a_training_run_is_refused_before_anything_of_it_is_called(
     capsys: pytest.CaptureFixture[str], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

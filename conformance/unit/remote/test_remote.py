@@ -143,6 +143,20 @@ def test_other_weights_are_refused_with_both_digests(tmp_path: Path, pair: Pair,
         remote.run_suffix(other.edge.run_prefix(images(2)))
 
 
+def test_weights_replaced_on_either_side_of_a_connection_are_noticed(pair: Pair, server: Server) -> None:
+    x, edge = images(2), ariadne.load(pair.prefix)
+    other = net().eval()
+    with ariadne.connect(server.address, edge, timeout=60) as remote:
+        edge.replace_weights(other.state_dict())
+        with pytest.raises(BoundaryError, match=f"digest {edge.digest}.* than the suffix at .*{pair.edge.digest}"):
+            remote.run_suffix(edge.run_prefix(x))
+        server.half.replace_weights(other.state_dict())
+        with torch.no_grad():
+            assert torch.equal(remote.run_suffix(edge.run_prefix(x)), other(x))
+        with pytest.raises(BoundaryError, match="saved with other weights"):
+            remote.run_suffix(pair.edge.run_prefix(x))
+
+
 def test_another_dtype_is_refused_with_both(pair: Pair, server: Server) -> None:
     half = ariadne.load(pair.prefix, dtype=torch.float64)
     with pytest.raises(HandshakeError, match=r"the dtype of '\w+' differs: here f64, at .* f32"):
