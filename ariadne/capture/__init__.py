@@ -72,6 +72,7 @@ from ariadne.capture.refusals import Patches, calls_class
 from ariadne.capture.scripted import is_scripted
 from ariadne.capture.state import Snapshot, left_as_found
 from ariadne.capture.turn import capturing
+from ariadne.capture.written import Looking
 
 if TYPE_CHECKING:
     from ariadne.capture.ways import capture
@@ -102,6 +103,7 @@ __all__ = [
     "sizes_named",
     "swallowed",
     "capturing",
+    "Looking",
     "Patches",
     "calls_class",
 ]

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._ops import OpOverload
 
 from ariadne import tree
 from ariadne.capture.call import Call, marks_of, version
@@ -22,6 +22,7 @@ from ariadne.capture.refusals import refuse_transforms
 from ariadne.capture.state import Snapshot, Spot
 from ariadne.capture.values import CONSTANTS, SYMBOLIC
 from ariadne.capture.wanted import tell
+from ariadne.capture.written import Looking
 from ariadne.compare import same_bits
 from ariadne.errors import UnsupportedError, named
 from ariadne.guards import LEAVES, Effect, Recording, held, is_a, is_array, refill
@@ -30,7 +31,7 @@ from ariadne.plan import storage_of, tensors_in
 _DEEP = 8  # so many steps into what forward reads, what a part changes is looked for
 
 
-class _Reads(TorchDispatchMode):
+class _Reads(Looking):
     """Notes the memory of the model's tensors that ops read, and keeps the data of those that they may write into."""
 
     def __init__(self, state: set[int], snapshot: Snapshot) -> None:
@@ -42,7 +43,7 @@ class _Reads(TorchDispatchMode):
         for t in tensors_in((args, tuple(kwargs.values()))):
             if (key := storage_of(t)) in self.state and key is not None:
                 self.found.add(key)
-                if func._schema.is_mutable:
+                if isinstance(func, OpOverload) and func._schema.is_mutable:
                     self.snapshot.save_owners(t)
         return func(*args, **kwargs)
 

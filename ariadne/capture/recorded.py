@@ -203,8 +203,18 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
 
         return property(get, put)
 
+    read_grad: Any = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
+
+    def is_ungraded(t: torch.Tensor) -> bool:
+        """Whether it is a buffer without a gradient that wants none, so that no training gives it one."""
+        tables = (m._buffers.values() for m in recorder.snapshot.modules.values())
+        return not t.requires_grad and read_grad(t) is None and any(t is b for table in tables for b in table)
+
     def ask_history(t: torch.Tensor, name: str) -> None:
         if mine() and not called_by_torch(3):
+            if name == "grad" and is_ungraded(t):
+                recording.ungraded.add(storage_of(t))
+                return
             refuse_history(t, name, recording, recorder.where())
             if name == "is_leaf":  # so is all that needs no gradient
                 recording.looked.add("requires_grad")

@@ -251,7 +251,7 @@ def refuse_transforms(where: str) -> None:
         kind = str(interpreter.key()).rpartition(".")[2].lower()
         raise UnsupportedError(
             f"forward runs ops under torch.func ({kind}) in {where}, which a plan can't hold; write it with batched ops, or with "
-            "torch.autograd.grad"
+            "torch.autograd.grad; or keep the part that calls it whole, ariadne.opaque(module)"
         )
 
 
@@ -334,6 +334,7 @@ def _follow_cond(run: Run) -> None:
     """
     compiled: Any = torch.compile
     plain: Any = HigherOrderOperator.__call__
+    at_recorder = torch._C.DispatchKeySet(torch._C.DispatchKey.PreDispatch)
 
     def as_it_is(model: Any = None, *args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(1).f_globals.get("__name__", "")
@@ -343,11 +344,14 @@ def _follow_cond(run: Run) -> None:
 
     def call(self: HigherOrderOperator, *args: Any, **kwargs: Any) -> Any:
         if not run.mine():
-            return plain(self, *args, **kwargs)
+            with torch._C._ExcludeDispatchKeyGuard(
+                at_recorder
+            ):  # a part kept whole runs it, and no rule of it is for a recorder
+                return plain(self, *args, **kwargs)
         if self.name() != "cond":
             raise UnsupportedError(
                 f"forward calls the higher-order op {self.name()!r} in {run.where()}, which a plan can't hold; write it as plain "
-                "ops, with Python's own if, for and while"
+                "ops, with Python's own if, for and while; or keep the part that calls it whole, ariadne.opaque(module)"
             )
         asked, if_true, if_false, operands = args
         return (if_true if asked else if_false)(*operands)

@@ -14,10 +14,10 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ariadne.capture.recorder import Recorder
 from ariadne.capture.refusals import Patches
+from ariadne.capture.written import Looking
 from ariadne.errors import UnsupportedError
 from ariadne.guards import Recording
 from ariadne.plan import bind, storage_of, tensors_in, written_arguments
@@ -68,7 +68,7 @@ def _looked_at(function: Callable[..., Any], recorder: Recorder) -> Callable[...
     return run
 
 
-class _Elsewhere(TorchDispatchMode):
+class _Elsewhere(Looking):
     """Looks at the ops of a thread."""
 
     def __init__(self, recording: Recording, where: str) -> None:

@@ -44,7 +44,7 @@ def patch(recorder: Recorder, patches: Patches) -> None:
         if not of_model and (recorder.fake is not None or called_by_torch(3)):
             return
         todo = (
-            "set it before the call"
+            "set it before the call, as a first call of the model does, model(*example_inputs)"
             if of_model
             else "pass x.requires_grad_(), or compute with x.detach().requires_grad_()"
         )

@@ -92,19 +92,25 @@ def _data_of(t: torch.Tensor) -> torch.Tensor:
         return torch.empty(0, dtype=torch.uint8).set_(memory).clone()
 
 
-class Undone(TorchDispatchMode):
-    """While it is on, a snapshot keeps the data of what the ops write."""
+class Looking(TorchDispatchMode):
+    """Looks at the ops that run, and changes nothing."""
 
-    supports_higher_order_operators = True  # such as `torch.cond`, whose functions may write nothing
+    supports_higher_order_operators = (
+        True  # such as `torch.cond` or `flex_attention`, whose functions may write nothing
+    )
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Such an op compiles what it is called with, and is to do so under this mode as it does without."""
+        return True
+
+
+class Undone(Looking):
+    """While it is on, a snapshot keeps the data of what the ops write."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._writes = Writes(snapshot)
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """`torch.cond` compiles what it is called with, and is to do so under this mode as it does without."""
-        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}

@@ -79,7 +79,7 @@ class Marks(Kept):
 
     def anew(self, thing: Any) -> Marks:
         """The same of another model."""
-        return Marks(thing, self.tensors, self.names, self.places)
+        return type(self)(thing, self.tensors, self.names, self.places)
 
     def look(self, thing: Any) -> dict[str, Any]:
         """By the tensor's name and the attribute's."""
@@ -90,7 +90,11 @@ class Marks(Kept):
             except (LookupError, AttributeError, TypeError):  # that none stands there is for other guards to say
                 continue
         tensors = ((n, t) for n, t in found if is_a(t, torch.Tensor))
-        return {f"{n}.{k}": v for n, t in tensors for k, v in marks_on(t, self.names).items()}
+        return {f"{n}.{k}": v for n, t in tensors for k, v in self.on(t).items()}
+
+    def on(self, t: torch.Tensor) -> dict[str, Any]:
+        """Those of one tensor."""
+        return marks_on(t, self.names)
 
     def words(self, held: dict[str, Any]) -> str:
         """The attributes that are not alike in the two."""
@@ -101,6 +105,16 @@ class Marks(Kept):
     def is_same(self) -> bool:
         """Whether the same attributes stand there."""
         return same_marks(self.look(self.thing), self.held)
+
+
+class Ungraded(Marks):
+    """That some of a model's buffers have no gradient, and want none, of which forward asked for it."""
+
+    __slots__ = ()
+
+    def on(self, t: torch.Tensor) -> dict[str, Any]:
+        """Whether it has one after all, or may get one."""
+        return {"grad": True} if t.requires_grad or t.grad is not None else {}
 
 
 class Strides(Kept):

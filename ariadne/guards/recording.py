@@ -100,6 +100,9 @@ class Recording:
     marks: set[tuple[str, int | None]] = field(
         default_factory=set
     )  # attributes that tensors of these storages don't have
+    ungraded: set[int | None] = field(
+        default_factory=set
+    )  # storages of buffers of which it heard that they have no gradient
     unseen: str = ""  # of a real run: what Python read that no guard can see, in words
     moving: list[tuple[str, State]] = field(
         default_factory=list

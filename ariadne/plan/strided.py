@@ -36,6 +36,10 @@ def storage_of(t: torch.Tensor) -> int | None:
     """What tells the memory of a dense tensor from that of others."""
     if t.layout is not torch.strided or isinstance(t, FakeTensor):
         return None
+    while torch._C._functorch.is_functorch_wrapped_tensor(
+        t
+    ):  # by a transform such as vmap: the memory is of what is inside
+        t = torch._C._functorch.get_unwrapped(t)
     found: int = torch._C.TensorBase.untyped_storage(t)._cdata  # not the method, whose use in forward is noted
     return found
 

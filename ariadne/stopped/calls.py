@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ariadne import tree
-from ariadne.capture import TORCH, Patches, capturing, noted
+from ariadne.capture import TORCH, Looking, Patches, capturing, noted
 from ariadne.cut import Boundary, Objective, around, best
 from ariadne.errors import FrontierError, named, nearest
 from ariadne.stopped.ambient import Saving, switched, switches
@@ -121,7 +121,7 @@ class Measured:
         return tuple(found)
 
 
-class _Counting(TorchDispatchMode):
+class _Counting(Looking):
     """Counts ops, and notes what memory each reads and makes."""
 
     def __init__(self, found: Measured, model: nn.Module, inputs: Any) -> None:
