@@ -203,7 +203,7 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
 
         return property(get, put)
 
-    read_grad: Any = torch.Tensor.grad.__get__  # type: ignore[attr-defined]
+    read_grad: Any = vars(torch._C.TensorBase)["grad"].__get__
 
     def is_ungraded(t: torch.Tensor) -> bool:
         """Whether it is a buffer without a gradient that wants none, so that no training gives it one."""

@@ -297,8 +297,8 @@ class Baseline:
         if tensors or places:
             on_them = Marks(model, tensors, self.mark_names, places)
             self.attributes.append(("", ("what stands on its tensors",), on_them))
-        if at := set[int | None]().union(*(recorded.ungraded for recorded in recordings)):
-            asked = [n for n, t in model.named_buffers(remove_duplicate=False) if storage_of(t) in at]
+        if ungraded := set[int | None]().union(*(recorded.ungraded for recorded in recordings)):
+            asked = [n for n, t in model.named_buffers(remove_duplicate=False) if storage_of(t) in ungraded]
             self.attributes.append(("", ("which of its buffers have a gradient",), Ungraded(model, asked, frozenset())))
         if any("members" in recorded.looked for recorded in recordings):
             self.attributes.append(("", ("which parameters and buffers there are",), Registered(model)))

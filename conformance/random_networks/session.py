@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ariadne import SplitRuntime
-from ariadne.errors import CaptureError, FrontierError, InputError
+from ariadne.errors import CaptureError, FrontierError, InputError, ModuleError
 from conformance.random_networks import around, changes, outside
 from conformance.random_networks.compare import Different
 from conformance.random_networks.counts import Counts, allowed
@@ -132,9 +132,17 @@ class Session:
 
     def _deep_copy(self, number: int) -> None:
         twins = self.twins
+        if self.runtime:
+            try:
+                copied = copy.deepcopy(self.runtime)
+            except ModuleError as error:
+                if not any(part.get("kind") == "listed" for part in self.program.parts.values()):
+                    raise
+                self.counts.refuse(error)  # a module in no registry, of which the plan has the original's tensors
+                return
         twins.whole = copy.deepcopy(twins.whole)
         if self.runtime:
-            self.runtime = copy.deepcopy(self.runtime)
+            self.runtime = copied
             if self.runtime.model is twins.split:
                 raise Different("a deep copy of the runtime holds the same model")
             twins.split = self.runtime.model
