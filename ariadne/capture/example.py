@@ -124,7 +124,7 @@ def declared(
     inputs = _tensors(model, leaves, spec, dynamic, "dynamic")
     first = next((i for i in inputs.values() if along.get(i, 0) is not None), None)
     sizes = []
-    for name, dims in dynamic.items():
+    for name, dims in ((name, dims) for name, dims in dynamic.items() if name in inputs):
         rank = leaves[inputs[name]].dim()
         for dim, symbol in sorted(dims.items()):
             if dim >= rank:
@@ -150,6 +150,7 @@ def batch_dims(
     if isinstance(named, str):
         return {i: None for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
     inputs = _tensors(model, leaves, spec, named, "batch_dim")
+    named = {name: dim for name, dim in named.items() if name in inputs}
     along = {inputs[name]: dim for name, dim in named.items()}
     for name, dim in named.items():
         rank = leaves[inputs[name]].dim()
@@ -196,14 +197,26 @@ def dims_named(
 def _tensors(
     model: torch.nn.Module, leaves: Sequence[Any], spec: tree.Spec, named: Iterable[str], option: str
 ) -> dict[str, int]:
-    """The leaves that are tensors, by forward's names for them; `SpecError` where an option names another."""
+    """The leaves that are tensors, by forward's names for them; `SpecError` where an option names another.
+
+    It may name what lies in an argument that these inputs leave out, or in which they have no tensor: other calls may have some.
+    """
     inputs = {name: i for i, name in enumerate(called(model, spec)) if isinstance(leaves[i], torch.Tensor)}
-    unknown = next((name for name in named if name not in inputs), None)
+    try:
+        arguments = [*inspect.signature(model.forward).parameters]
+    except (TypeError, ValueError):  # forward is no function of Python's
+        arguments = []
+    empty = [a for a in arguments if not any(_lies_in(name, a) for name in inputs)]
+    unknown = next((n for n in named if n not in inputs and not any(_lies_in(n, a) for a in empty)), None)
     if unknown is not None:
         raise SpecError(
             f"{option} names an input {unknown!r}; the tensors that forward is given are {', '.join(inputs)}"
         )
     return inputs
+
+
+def _lies_in(name: str, argument: str) -> bool:
+    return name == argument or name.startswith(f"{argument}_")
 
 
 def called(model: torch.nn.Module, spec: tree.Spec) -> list[str]:

@@ -109,6 +109,33 @@ def refuse_hooked(boundary: BoundaryPayload, values: Iterable[Any], taps: type) 
             _refuse_share(boundary, _crossing(boundary), t.grad_fn.label, boundary.requires_grad, asks)  # type: ignore[union-attr]
 
 
+def watch_hooks(taps: type) -> None:
+    """Have the nodes that stand at a boundary refuse hooks of a loss function, as tensors that cross do.
+
+    A hook after such a node would see what it passes on, which is nothing, and not what the node of the whole model does.
+    """
+
+    def watched(name: str) -> Callable[..., Any]:
+        own = getattr(taps, name)
+
+        def register(self: Any, *args: Any) -> Any:
+            at = getattr(_HERE, "at", None)
+            if at is not None:
+                boundary, asks = at[0], "registers a hook on the node of"
+                if name == "register_hook":
+                    why = "its node is the prefix's, which walks back later"
+                    raise TrainingError(
+                        _USED_BEFORE.format(asks=asks, label=self.label, split_id=boundary.split_id, why=why)
+                    )
+                _refuse_share(boundary, _crossing(boundary), self.label, boundary.requires_grad, asks)
+            return own(self, *args)
+
+        return register
+
+    for name in ("register_hook", "register_prehook"):
+        setattr(taps, name, watched(name))
+
+
 def _crossing(boundary: BoundaryPayload) -> dict[str, torch.Tensor] | None:
     """The tensors of the prefix that cross, with their graph, by label; None where that is not here."""
     if boundary._graph is None:

@@ -21,7 +21,7 @@ from ariadne.boundary import BoundaryPayload
 from ariadne.errors import BoundaryError, TrainingError
 from ariadne.forks import rlock
 from ariadne.plan import short_dtype
-from ariadne.runtime.asked import NOT_HELD, KeptWhole, refuse_hooked
+from ariadne.runtime.asked import NOT_HELD, KeptWhole, refuse_hooked, watch_hooks
 from ariadne.runtime.casts import casts_of_both, refuse_other_casts
 from ariadne.runtime.casts import kept as kept_casts
 from ariadne.runtime.hooked import refuse_hooks_of_both
@@ -93,6 +93,7 @@ class Owned:
 
 
 NOTHING_OWNED = Owned.of((), ())
+watch_hooks(Tap._backward_cls)
 _get: Callable[[dict[str, Any], str], Any] = dict.get
 
 

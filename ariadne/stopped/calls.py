@@ -85,7 +85,7 @@ class Measured:
         """The parameters that were used before a cut, and those after: the same ones, and others that stand in their places."""
         sides: tuple[dict[int, nn.Parameter], ...] = {}, {}
         for name, p in model.named_parameters(remove_duplicate=False):
-            for op in self.uses.get(self.known.get(p, name), ()):
+            for op in self.uses.get(name if name in self.uses else self.known.get(p, name), ()):
                 sides[op > cut][id(p)] = p
         before, after = sides
         return [*before.values()], [*after.values()]

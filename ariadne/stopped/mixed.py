@@ -22,7 +22,7 @@ from ariadne.capture import Example
 from ariadne.cut import parse_boundary
 from ariadne.errors import BoundaryError, FrontierError, HalfError, InputError, SpecError, UnsupportedError, named
 from ariadne.forks import rlock
-from ariadne.guards import differ_in_keys_alone, other_structure
+from ariadne.guards import other_structure
 from ariadne.plan import TracePlan
 from ariadne.runtime import Gradients, NotCalled, SplitRuntime
 from ariadne.stopped.calls import CallCandidate
@@ -95,7 +95,7 @@ def up_to(
             raise _Reached
 
         given, form = tree.flatten((args, kwargs))
-        if known is not None and not differ_in_keys_alone(form, known):
+        if known is not None and form != known:
             raise InputError(f"{other_structure(form, known)}, or with fallback='python'")
         picking = None
         if made_at:

@@ -279,12 +279,14 @@ def _tensor_difference(where: str, a: torch.Tensor, b: torch.Tensor, gradients: 
 def values_differ(a: torch.Tensor, b: torch.Tensor) -> str | None:
     """How the bits of two tensors of one dtype and shape differ, in words; None if they are the same."""
     if a.layout is torch.sparse_coo:
-        if a._nnz() != b._nnz():
-            return f"{a._nnz()} entries against {b._nnz()}"
+        if (a._nnz(), a.sparse_dim()) != (b._nnz(), b.sparse_dim()):
+            return f"{a._nnz()} entries of {a.sparse_dim()} dims against {b._nnz()} of {b.sparse_dim()}"
         return values_differ(a._indices(), b._indices()) or values_differ(a._values(), b._values())
     if a.layout is not torch.strided:
         a, b = a.detach().to_dense(), b.detach().to_dense()
     if a.is_quantized:
+        if a.qscheme() != b.qscheme() or not torch.equal(a.int_repr(), b.int_repr()):
+            return "another scheme, or other whole numbers"
         a, b = a.dequantize(), b.dequantize()
     a_bits, b_bits = bits(a), bits(b)
     if torch.equal(a_bits, b_bits):

@@ -12,7 +12,7 @@ from torch import nn
 
 import ariadne
 from ariadne import SplitRuntime, SplitSpec, prepare_split
-from ariadne.errors import BatchError, InputError
+from ariadne.errors import BatchError, InputError, SpecError
 from conformance.unit.trap_kit import numbers, same
 
 X, K, V = numbers(2, 4), numbers(2, 3, seed=1), numbers(2, 3, seed=2)
@@ -178,3 +178,30 @@ def test_what_is_no_mistake_of_structure_is_forwards_own_error() -> None:
     runtime = prepare_split(Strict().eval(), PAIR, split="after:a")
     with pytest.raises(RuntimeError, match="the cache is full"):
         runtime.run_prefix(X, [K, V])
+
+
+def test_options_may_name_what_the_example_leaves_out() -> None:
+    """A cache whose first dim is no batch, though it has the batch's size in its first call."""
+
+    class Cached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor, past: Any = None) -> torch.Tensor:
+            h = self.a(x)
+            out: torch.Tensor = self.b(h if past is None else h + past[0].sum(0, keepdim=True) * past[0].shape[0])
+            return out
+
+    torch.manual_seed(0)
+    model = Cached().eval()
+    runtime = prepare_split(
+        model, (torch.randn(3, 4),), split=SplitSpec("after:a", batch_dim={"past_0": None}, dynamic_batch=(1, 8))
+    )
+    with torch.no_grad():
+        for batch, length in ((3, 3), (5, 3), (2, 3), (4, 4), (4, 2)):
+            x, past = torch.randn(batch, 4), [torch.randn(length, 4)]
+            assert torch.equal(runtime.run_suffix(runtime.run_prefix(x, past)), model(x, past))
+            assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), model(x))
+    with pytest.raises(SpecError, match="batch_dim names an input 'pats_0'"):
+        prepare_split(model, (torch.randn(3, 4),), split=SplitSpec("after:a", batch_dim={"pats_0": None}))

@@ -139,3 +139,27 @@ def test_a_share_is_another_gradient(make: Any, monkeypatch: pytest.MonkeyPatch)
     _round(runtime, x, targets, make(kept[1]))
     a, b = (k[0].grad if make is retains else k[0] for k in kept)
     assert not torch.equal(a, b)
+
+
+@pytest.mark.parametrize("how", ["register_prehook", "register_hook"])
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_hook_on_the_node_of_what_crosses_is_whole_or_refused(skips: bool, how: str) -> None:
+    torch.manual_seed(0)
+    whole = Features(skips)
+    model, x, targets = copy.deepcopy(whole), torch.randn(3, 4), torch.randn(3, 3)
+
+    def loss(output: Any, targets: torch.Tensor) -> torch.Tensor:
+        getattr(output[1].grad_fn, how)(lambda grads, *_: tuple(None if g is None else g * 2 for g in grads))
+        return F.mse_loss(output[0], targets) + output[1].pow(2).mean()
+
+    loss(whole(x), targets).backward()
+    runtime = prepare_split(model, (x,), split=SplitSpec("after:a", trainable=True))
+    for cut in (c for c in runtime.candidates if c.trainable and c.trainable_prefix):
+        model.zero_grad()
+        crosses = cut.cut > 1
+        if crosses and (len(cut.live) > 1 or how == "register_hook"):
+            with pytest.raises(TrainingError, match="loss_fn registers a hook on the node of 'tanh_1'"):
+                _round(runtime.resplit(cut), x, targets, loss)
+        else:
+            _round(runtime.resplit(cut), x, targets, loss)
+            assert all(torch.equal(p.grad, q.grad) for p, q in zip(whole.parameters(), model.parameters(), strict=True))
