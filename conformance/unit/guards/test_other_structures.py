@@ -195,13 +195,19 @@ def test_options_may_name_what_the_example_leaves_out() -> None:
 
     torch.manual_seed(0)
     model = Cached().eval()
-    runtime = prepare_split(
-        model, (torch.randn(3, 4),), split=SplitSpec("after:a", batch_dim={"past_0": None}, dynamic_batch=(1, 8))
+    spec = SplitSpec(
+        "after:a",
+        batch_dim={"past_0": None},
+        dynamic={"past_0": {0: "P"}},
+        sizes={"P": (2, 8)},
+        dynamic_batch=(1, 8),
     )
+    runtime = prepare_split(model, (torch.randn(3, 4),), split=spec)
     with torch.no_grad():
         for batch, length in ((3, 3), (5, 3), (2, 3), (4, 4), (4, 2)):
             x, past = torch.randn(batch, 4), [torch.randn(length, 4)]
             assert torch.equal(runtime.run_suffix(runtime.run_prefix(x, past)), model(x, past))
             assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), model(x))
+    assert len(runtime.plans) == 2
     with pytest.raises(SpecError, match="batch_dim names an input 'pats_0'"):
         prepare_split(model, (torch.randn(3, 4),), split=SplitSpec("after:a", batch_dim={"pats_0": None}))

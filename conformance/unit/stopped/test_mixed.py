@@ -247,3 +247,27 @@ def test_a_call_of_another_structure_is_refused() -> None:
     split = prepare_split(OfAPair().eval(), (x, (x, x)), split=spec, fallback="python-suffix")
     with pytest.raises(InputError, match=r"another structure than at capture.*or with fallback='python'"):
         split.run_prefix(x, None)
+
+
+class OfKeys(nn.Module):
+    """Two layers, and tensors in a dict between them, in the order in which they come; Python draws after the cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, past: dict[str, torch.Tensor]) -> torch.Tensor:
+        h = self.a(x)
+        for i, t in enumerate(past.values()):
+            h = h + t * (i + 1)
+        out: torch.Tensor = self.b(h) * (1 + 0 * random.random())
+        return out
+
+
+@pytest.mark.parametrize("keys", ["vk", "kvw", "k"])
+def test_a_call_with_other_keys_is_refused(keys: str) -> None:
+    x = torch.randn(2, 4)
+    spec = SplitSpec("after:a", max_paths=1)
+    split = prepare_split(OfKeys().eval(), (x, {"k": x, "v": 2 * x}), split=spec, fallback="python-suffix")
+    with pytest.raises(InputError, match="another structure than at capture"):
+        split.run_suffix(split.run_prefix(x, dict.fromkeys(keys, x)))
