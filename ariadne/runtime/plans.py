@@ -324,11 +324,8 @@ class Plans:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
     ) -> tuple[Variant, tuple[Any, ...]]:
         with capturing():  # `_lock` is held for moments alone: calls that have a plan go on
-            base, args, kwargs = self._nearest(args, kwargs, training)
             lo, hi = self.settings.spec.batch_range
-            if state_types(self.model) == base.moved:
-                explain(base.plan, self.model, args, kwargs, range(lo, hi + 1), plain=base.plan.apart is not None)
-            example = self._example(args, kwargs, base.plan, range(lo, hi + 1))
+            args, kwargs, example = self._as_example(args, kwargs, training, range(lo, hi + 1))
             sizes = sizes_in(example.sizes, example.leaves)
             mine = (
                 v.plan
@@ -361,25 +358,43 @@ class Plans:
                 self._now[training] = variant
             return variant, entered
 
-    def _nearest(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
-    ) -> tuple[Variant, tuple[Any, ...], dict[str, Any]]:
-        """The plan whose structure of inputs a call has, or most of it, that of the last call first; and the call in its form."""
+    def _as_example(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool, batches: range
+    ) -> tuple[tuple[Any, ...], dict[str, Any], Example]:
+        """A call in the form of the plan that is nearest to it, and the example of a plan of its own.
+
+        Raises what that plan has against it. One of another structure may be another plan's, with more of what is new.
+        """
+        refused: Exception | None = None
+        for base in self._nearest(args, kwargs, training):
+            call = as_before(self.model, base.plan, args, kwargs)
+            try:
+                if state_types(self.model) == base.moved:
+                    explain(base.plan, self.model, *call, batches, plain=base.plan.apart is not None)
+                return *call, self._example(*call, base.plan, batches)
+            except (InputError, BatchError) as error:
+                refused = refused or error
+                if tree.flatten(call)[1] == base.plan.input_spec:
+                    break
+        assert refused is not None
+        raise refused
+
+    def _nearest(self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool) -> list[Variant]:
+        """The plans, first those whose structure of inputs a call has, or most of it, and that of the last call."""
 
         def found(variant: Variant) -> tuple[bool, int, int]:
             known = variant.plan.input_spec
             spec = tree.flatten(as_before(self.model, variant.plan, args, kwargs))[1]
             return spec == known, sum(i is not None for i in matched(spec, known)), -known.size
 
-        base = max((self._now[training], *self._variants[::-1]), key=found)
-        return base, *as_before(self.model, base.plan, args, kwargs)
+        return sorted((self._now[training], *self._variants[::-1]), key=found, reverse=True)
 
     def _of_structure(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool, raised: Exception
     ) -> Exception:
         """What forward `raised`; an `InputError` where that is since it takes no call of this structure, which no plan has."""
-        base, *call = self._nearest(args, kwargs, training)
-        spec = tree.flatten(tuple(call))[1]
+        base = self._nearest(args, kwargs, training)[0]
+        spec = tree.flatten(as_before(self.model, base.plan, args, kwargs))[1]
         if not isinstance(raised, _MISTAKEN) or differ_in_keys_alone(spec, base.plan.input_spec):
             return raised
         error = InputError(other_structure(spec, base.plan.input_spec, raised))

@@ -211,3 +211,28 @@ def test_options_may_name_what_the_example_leaves_out() -> None:
     assert len(runtime.plans) == 2
     with pytest.raises(SpecError, match="batch_dim names an input 'pats_0'"):
         prepare_split(model, (torch.randn(3, 4),), split=SplitSpec("after:a", batch_dim={"pats_0": None}))
+
+
+def test_which_structure_came_first_does_not_matter() -> None:
+    """Beside what a plan at hand has, a call may hold what is new against another."""
+
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor, past: Any = ()) -> torch.Tensor:
+            h = self.a(x)
+            for i, t in enumerate(past):
+                h = h if t is None else h + t.mean() * (i + 1)
+            out: torch.Tensor = self.b(h)
+            return out
+
+    torch.manual_seed(0)
+    model, x, k, wide = Rows().eval(), torch.randn(3, 4), torch.randn(3, 4), torch.randn(5, 7)
+    calls = ([k, None, k], [wide, k], [k])
+    for ordered in (calls, calls[::-1]):
+        runtime = prepare_split(model, (x,), split="after:a")
+        with torch.no_grad():
+            for past in (*ordered, *ordered):
+                assert torch.equal(runtime.run_suffix(runtime.run_prefix(x, past)), model(x, past))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -250,17 +251,16 @@ def test_a_call_of_another_structure_is_refused() -> None:
 
 
 class OfKeys(nn.Module):
-    """Two layers, and tensors in a dict between them, in the order in which they come; Python draws after the cut."""
+    """Takes tensors in a dict, and asks after the cut how many; Python draws there."""
 
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor, past: dict[str, torch.Tensor]) -> torch.Tensor:
-        h = self.a(x)
         for i, t in enumerate(past.values()):
-            h = h + t * (i + 1)
-        out: torch.Tensor = self.b(h) * (1 + 0 * random.random())
+            x = x + t * (i + 1)
+        out: torch.Tensor = self.b(self.a(x)) * len(past) * (1 + 0 * random.random())
         return out
 
 
