@@ -99,14 +99,12 @@ def _refuse_behind(
 
 def refuse_hooked(boundary: BoundaryPayload, values: Iterable[Any], taps: type) -> None:
     """Raise `TrainingError` where a hook on a tensor that crosses, or its `.grad`, would get a share of the gradient."""
-    hooked = [
-        t for t in values
-        if type(t) is not int and isinstance(t, torch.Tensor) and (t._backward_hooks or t.retains_grad)
-    ]  # fmt: skip
-    for t in hooked:
-        if isinstance(t.grad_fn, taps):
-            asks = "registers a hook on" if t._backward_hooks else "calls retain_grad() of"
-            _refuse_share(boundary, _crossing(boundary), t.grad_fn.label, boundary.requires_grad, asks)  # type: ignore[union-attr]
+    for value in values:
+        for t in (value,) if isinstance(value, torch.Tensor) else tree.leaves(value):
+            if isinstance(t, torch.Tensor) and (t._backward_hooks or t.retains_grad):
+                asks, node = "registers a hook on" if t._backward_hooks else "calls retain_grad() of", t.grad_fn
+                if isinstance(node, taps):
+                    _refuse_share(boundary, _crossing(boundary), node.label, boundary.requires_grad, asks)  # type: ignore[union-attr]
 
 
 def watch_hooks(taps: type) -> None:

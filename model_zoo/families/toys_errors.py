@@ -49,24 +49,21 @@ class GrownResult(nn.Module):
         h = torch.tanh(self.enter(x))
         kept = torch.empty(0)
         torch.mul(h.detach(), 3, out=kept)
-        found: Tensor = self.leave(h + kept)
+        found: Tensor = self.leave(h + self.read(kept))
         return found
+
+    def read(self, kept: Tensor) -> Tensor:
+        """What goes on of it."""
+        return kept
 
 
 @toy("grown_sum")
-class GrownSum(nn.Module):
-    """`out=` of an empty tensor, of which a sum alone is read: of what stood there before, there is one too."""
+class GrownSum(GrownResult):
+    """The same, of which a sum alone is read: of what stood there before, there is one too."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.enter, self.leave = nn.Linear(8, 16), nn.Linear(16, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.enter(x))
-        kept = torch.empty(0)
-        torch.mul(h.detach(), 3, out=kept)
-        found: Tensor = self.leave(h + kept.sum(-1, keepdim=True))
-        return found
+    def read(self, kept: Tensor) -> Tensor:
+        """What goes on of it."""
+        return kept.sum(-1, keepdim=True)
 
 
 @toy("pickled", "rows-mixed no-graph")
