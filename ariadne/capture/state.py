@@ -104,13 +104,6 @@ class Snapshot:
         self._slots: list[tuple[Slots, dict[str, Any]]] = []
         self._sets: list[tuple[set[Any], set[Any]]] = []
         self._saved: dict[int, Copy] = {}
-        self._parameters = [
-            (p, p.data, p.grad, p.requires_grad)
-            for p in (
-                *model.parameters(),
-                *(t for t in (*outside.tensors, *outside.parts) if t.is_leaf and t.requires_grad),
-            )
-        ]
         self.marks: list[
             tuple[torch.Tensor, dict[str, Any]]
         ] = []  # the model's tensors, and those that variables outside of it hold, and what Python has set on them
@@ -123,6 +116,9 @@ class Snapshot:
             self._note(module.__dict__)
         tables = [old for _, old in self._dicts] + [dict(enumerate(was)) for _, was in self._lists]
         own = {id(v): v for table in tables for v in table.values() if issubclass(type(v), torch.Tensor)}
+        trained, beside = {id(p): p for p in model.parameters()}, (*own.values(), *outside.tensors, *outside.parts)
+        trained |= {id(t): t for t in beside if t.is_leaf and t.requires_grad}  # in plain lists, and outside
+        self._parameters = [(p, p.data, p.grad, p.requires_grad) for p in trained.values()]
         for t in own.values():
             if t.layout is torch.strided and not t.is_meta:
                 self._owners.setdefault(t.untyped_storage()._cdata, []).append(t)

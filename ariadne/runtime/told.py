@@ -95,19 +95,20 @@ class Told(NotCalled, Paths):
         )
 
     def prefix_parameters(self) -> list[nn.Parameter]:
-        """The parameters that the prefix reads, each once: for the optimizer that `backward_prefix` steps.
+        """The parameters of the model that the prefix reads, each once: for the optimizer that `backward_prefix` steps.
 
+        A `Parameter` that forward reads and `model.parameters()` lacks, in a plain list for one, is not among them.
         Where Python branches on data, those of all paths: what no known path reads is counted to one side now, and stays there.
         Raises `ModuleError` where a module was replaced whose parameters no call has met since.
         """
         return [*self._listed().prefix]
 
     def suffix_parameters(self) -> list[nn.Parameter]:
-        """The parameters that the suffix reads, each once: for the optimizer that `train_suffix` steps, save the shared ones."""
+        """The parameters of the model that the suffix reads, each once: for the optimizer of `train_suffix`, save the shared."""
         return [*self._listed().suffix]
 
     def shared_parameters(self) -> list[nn.Parameter]:
-        """The parameters that both sides read, such as tied embeddings; `backward_prefix` completes their gradients."""
+        """The parameters of the model that both sides read, as tied embeddings; `backward_prefix` completes their gradients."""
         return [*self._listed().shared]
 
     def _listed(self) -> Owned:
@@ -124,7 +125,7 @@ class Told(NotCalled, Paths):
             mine = {id(p) for p in (*owned.prefix, *owned.suffix)}
             self._unlisted = {id(p): ref(p) for p in self.model.parameters() if id(p) not in mine}
             self._listed_all = set()
-        return owned
+        return owned.registered(self.model)
 
     def _owned(self) -> Owned:
         now = self._now[True]

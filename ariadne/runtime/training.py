@@ -60,6 +60,14 @@ class Owned:
         both = [p for i, p in after.items() if i in before]
         return cls([*before.values()], [*after.values()], both, frozenset(before), frozenset(after))
 
+    def registered(self, model: torch.nn.Module) -> Owned:
+        """Those of them that `model.parameters()` has, as the whole model's optimizer would.
+
+        A parameter in a plain list, such as a teacher's that is to stay as it is, is read, but in no registry of the model.
+        """
+        known = {id(p) for p in model.parameters()}
+        return Owned.of(*([p for p in side if id(p) in known] for side in (self.prefix, self.suffix)))
+
     def refuse_input_of_suffix(self, given: torch.Tensor) -> None:
         """Raise `TrainingError` where an input was computed from a parameter that the suffix alone reads, or is one.
 

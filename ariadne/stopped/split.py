@@ -109,30 +109,31 @@ class PythonSplit(NotCalled):
         see_draws(self.model, example, grad, self._measured.drew)
 
     def prefix_parameters(self) -> list[nn.Parameter]:
-        """The parameters that the example used before the cut, each once, and others that stand in their places now.
+        """The parameters of the model that the example used before the cut, each once, and others that stand in their places now.
 
         Raises `ModuleError` where the model has more by now, of which the example tells nothing.
         """
-        return self._listed()[0]
+        return [*self._listed().prefix]
 
     def suffix_parameters(self) -> list[nn.Parameter]:
-        """The parameters that the example used after the cut, each once; raises as `prefix_parameters` does."""
-        return self._listed()[1]
+        """The parameters of the model that the example used after the cut, each once; raises as `prefix_parameters` does."""
+        return [*self._listed().suffix]
 
     def shared_parameters(self) -> list[nn.Parameter]:
-        """The parameters that the example used on both sides."""
-        before, after = self._listed()
-        ids = {id(p) for p in after}
-        return [p for p in before if id(p) in ids]
+        """The parameters of the model that the example used on both sides."""
+        return [*self._listed().shared]
 
-    def _listed(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    def _listed(self) -> Owned:
+        return self._owned().registered(self.model)
+
+    def _owned(self) -> Owned:
         for name, p in self.model.named_parameters():
             if p.requires_grad and not self._measured.knows(name, p):
                 raise ModuleError(
                     f"the parameter {name!r} came after the split was prepared, and which side uses it is known of the example "
                     "alone; call prepare_split again"
                 )
-        return self._sides()
+        return Owned.of(*self._sides())
 
     def _sides(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         return self._measured.sides(self.model, self.candidate.cut)
@@ -273,9 +274,10 @@ class PythonSplit(NotCalled):
         mine.refuse_if_taken("train_suffix")
         self._refuse_moved(mine)
         halt, unmoved = mine.forward.halt, mine.stood.going_on(None if self.stays else mine.before.crossing)
-        prefix = self.prefix_parameters()
+        owned = self._owned()
+        prefix = owned.prefix
         refuse_shared([p for p in prefix if p.requires_grad], optimizer, "suffix", True)
-        refuse_hooks_of_both(prefix, self.suffix_parameters())
+        refuse_hooks_of_both(prefix, owned.suffix)
         mine.consume("train_suffix")
         if optimizer is not None:
             optimizer.zero_grad(set_to_none=True)
@@ -304,7 +306,7 @@ class PythonSplit(NotCalled):
         refuse_rejoined(loss, crossed, mine.foreign)
         others = [p for p in self.model.parameters() if id(p) in behind]  # on another path the prefix uses others
         refuse_shared([*waiting, *others], optimizer, "suffix", True)
-        known = {id(p) for p in self.suffix_parameters()}
+        known = owned.of_suffix
         noted = [leaf for leaf in leaves if id(leaf) not in known | behind]
         mine.used = leaves
         more = [one for one in crossed if one.label not in tensors]
@@ -326,7 +328,7 @@ class PythonSplit(NotCalled):
         """`train_suffix` for a boundary that came from bytes."""
         if not self._proved:
             self.prove_training(self._example)
-        owned = Owned.of(self.prefix_parameters(), self.suffix_parameters())
+        owned = self._owned()
         shared = ["a parameter"] if owned.shared else []
 
         def suffix(batch: int, *values: Any) -> Any:
@@ -353,7 +355,7 @@ class PythonSplit(NotCalled):
             refuse_strays(mine._graph or (), *self._sides())
         shares: list[Any] = [p for p, _ in mine._shared]
         used = mine.used if isinstance(mine, StoppedBoundary) else ()
-        owned = Owned.of(shares, (*self.suffix_parameters(), *used))
+        owned = Owned.of(shares, (*self._owned().suffix, *used))
         backward_prefix(mine, boundary_grads, optimizer=optimizer, scaler=scaler, owned=owned)
 
     # --- elsewhere ------------------------------------------------------------------------------------------------

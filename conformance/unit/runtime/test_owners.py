@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -15,7 +16,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint
 
-from ariadne import BoundaryPayload, SplitRuntime, prepare_split
+from ariadne import BoundaryPayload, PythonSplit, SplitRuntime, prepare_split
 from ariadne.errors import TrainingError
 from conformance.unit.trap_kit import numbers, same
 
@@ -399,3 +400,42 @@ def test_what_is_no_optimizer_is_refused_before_anything_ran(what: Any, told: st
     with pytest.raises(TrainingError, match=told):
         runtime.backward_prefix(boundary, gradients, optimizer=what)
     runtime.backward_prefix(boundary, gradients)
+
+
+class Beside(Net):
+    """A scale and a teacher in plain lists: `parameters()` has neither, so no optimizer of the whole model's steps them."""
+
+    def __init__(self) -> None:
+        super().__init__(False)
+        self.scales, self.teachers = [nn.Parameter(torch.full((6,), 1.5))], [nn.Sequential(nn.Linear(6, 6))]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.b(torch.tanh(self.a(x))) * self.scales[0]
+        return self.d(torch.tanh(self.c(h))) * self.scales[0] + self.teachers[0](h)
+
+
+@pytest.mark.parametrize("drawn", [False, True], ids=["graph", "python"])
+def test_parameters_in_plain_lists_are_no_ones(drawn: bool) -> None:
+    torch.manual_seed(0)
+    split = Beside()
+    if drawn:  # a draw of numpy's: no graph holds it
+        split.c.register_forward_hook(lambda module, args, output: output + float(numpy.random.rand()) * 0)
+    whole = copy.deepcopy(split)
+    runtime: Any = prepare_split(split, (numbers(4, 6),), split="after:b", fallback="python")
+    assert isinstance(runtime, PythonSplit) == drawn
+    assert {*runtime.prefix_parameters(), *runtime.suffix_parameters()} == {*split.parameters()}
+    assert not runtime.shared_parameters()
+    one, front, back = adam(whole.parameters()), adam(runtime.prefix_parameters()), adam(runtime.suffix_parameters())
+    for i in range(3):
+        x = numbers(4, 6, seed=i)
+        one.zero_grad()
+        expected = plain(whole, whole(x))
+        expected.backward()
+        one.step()
+        boundary = runtime.run_training_prefix(x)
+        found, gradients = runtime.train_suffix(boundary, loss_fn=lambda o, _: plain(split, o), optimizer=back)
+        runtime.backward_prefix(boundary, gradients, optimizer=front)
+        same(expected.detach(), found)
+        for a, b in ((whole, split), (whole.teachers[0], split.teachers[0])):
+            same(state(a), state(b), f"step {i}")
+        same(whole.scales[0].grad, split.scales[0].grad)
