@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +12,19 @@ import torch
 from ariadne import tree
 from ariadne.boundary import BoundaryPayload
 from ariadne.errors import TrainingError
-from ariadne.runtime import Ends, SplitRuntime, Variant, casts, caught, leaves_of, taps, training
+from ariadne.runtime import (
+    TAPS,
+    Ends,
+    KeptWhole,
+    SplitRuntime,
+    Variant,
+    casts,
+    caught,
+    leaves_of,
+    refuse_hooked,
+    taps,
+    training,
+)
 
 Shares = dict[str, torch.Tensor]  # of tied parameters, by name: what later parts have for them
 
@@ -41,6 +54,7 @@ class Flight:
     arrived: taps.Gradients = field(default_factory=dict)
     walking: list[bool] = field(default_factory=list)
     ends: Iterable[Any] = ()
+    entered: tuple[BoundaryPayload, list[Any]] | None = None  # of the last part: what came in, and as the part got it
 
 
 def onward(variant: Variant, raw: tuple[Any, ...], batch: int, to: Onward, trains: bool) -> BoundaryPayload:
@@ -84,10 +98,25 @@ def later(runtime: SplitRuntime, boundary: BoundaryPayload, to: Mapping[str, Onw
         flight.taken = [at[label] for label in flight.labels]
         out = variant.run(variant.suffix, boundary.batch, *values)
         if next_ is None:
-            flight.output, flight.ends = out, Ends(out)
+            flight.output, flight.ends, flight.entered = out, Ends(out), (boundary, values)
         else:
             flight.gives = onward(variant, out, boundary.batch, next_, True)
     return flight
+
+
+@contextmanager
+def asked(flight: Flight | None, prefix: Sequence[torch.Tensor]) -> Iterator[None]:
+    """A loss function of the last part; `TrainingError` where it asks for a gradient of which this part has a share alone.
+
+    `prefix`: the parameters that other parts use, where they are at hand.
+    """
+    if flight is None or flight.entered is None:
+        yield
+        return
+    boundary, values = flight.entered
+    with KeptWhole(boundary, TAPS, prefix):
+        yield
+        refuse_hooked(boundary, values, TAPS)
 
 
 def _refuse_casts(variant: Variant) -> None:

@@ -21,7 +21,7 @@ from ariadne.boundary import BoundaryPayload, autocast_in
 from ariadne.errors import PipelineError, SpecError
 from ariadne.pipeline import draws
 from ariadne.pipeline.channel import Channel
-from ariadne.pipeline.flight import Flight, back
+from ariadne.pipeline.flight import Flight, asked, back
 from ariadne.pipeline.later import Later, back_to_inputs, halves_well
 from ariadne.pipeline.message import Message, Room, packed
 from ariadne.pipeline.part import Part
@@ -200,7 +200,8 @@ class Stage(PipelineStage):
     @contextmanager
     def losing(self, chunk: int) -> Iterator[None]:
         """What loss_fn is called in: under the rule "seeded" it draws on from the micro-batch's seed, else it may not draw."""
-        with self.told("loss_fn"):
+        part = self.submod
+        with self.told("loss_fn"), asked(self._flights.get(chunk), [*part.foreign(), *part.tied.values()]):
             if (state := self._behind.pop(chunk, None)) is not None:
                 with self._generators.at(state):
                     yield

@@ -25,6 +25,7 @@ order::
     split       what a user calls
 """
 
+from ariadne.runtime.asked import KeptWhole, refuse_hooked
 from ariadne.runtime.hooked import refuse_hooks_of_both
 from ariadne.runtime.optimizers import step
 from ariadne.runtime.proof import AT_FAULT, prove
@@ -32,6 +33,7 @@ from ariadne.runtime.split import SplitRuntime
 from ariadne.runtime.taps import Gradients, Tap, carried
 from ariadne.runtime.told import NotCalled, RuntimeCacheKey
 from ariadne.runtime.training import (
+    TAPS,
     Owned,
     backward_prefix,
     held_gradients,

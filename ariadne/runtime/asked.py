@@ -149,7 +149,7 @@ def _refuse_share(
 ) -> None:
     others = {*others} - {label}
     if named is None and others:
-        why = "other tensors cross with it, which may be computed from it: its graph is not here, since it came over a wire"
+        why = "other tensors cross with it, which may be computed from it: its graph is not here"
     elif named is not None and _lead_to([t for name, t in named.items() if name in others], named[label]):
         why = "used before the cut, too"
     else:

@@ -101,7 +101,8 @@ class Owned:
 
 
 NOTHING_OWNED = Owned.of((), ())
-watch_hooks(Tap._backward_cls)
+TAPS: type = Tap._backward_cls  # the class of the nodes at which a suffix's graph ends
+watch_hooks(TAPS)
 _get: Callable[[dict[str, Any], str], Any] = dict.get
 
 
@@ -170,10 +171,10 @@ def train_suffix(
         values, kept = tapped(boundary, walking)
         output = suffix(boundary.batch, *values)
         stops, before, walked = Ends(output), held_gradients(owned.prefix), walks()
-        with KeptWhole(boundary, Tap._backward_cls, owned.prefix) if boundary.requires_grad else _NOTHING:
+        with KeptWhole(boundary, TAPS, owned.prefix) if boundary.requires_grad else _NOTHING:
             loss = loss_of(loss_fn, output, targets)
             if boundary.requires_grad:
-                refuse_hooked(boundary, values, Tap._backward_cls)
+                refuse_hooked(boundary, values, TAPS)
         leaves = [leaf for leaf in leaves_of(loss, stops) if leaf.requires_grad]  # loss_fn may freeze
         waiting, noted = _reached(leaves, boundary, optimizer, owned)
         graph = boundary._graph or ()
