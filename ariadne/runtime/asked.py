@@ -90,6 +90,11 @@ def _refuse_behind(
         return
     named = _crossing(boundary)
     behind = _walked(prefix) if named is None else _walked(t for label, t in named.items() if label in labels)
+    others = [
+        t for t in wanted if isinstance(t, torch.Tensor) and t.requires_grad and type(t) is not torch.nn.Parameter
+    ]
+    if named is None and any(node_of(t) not in reached for t in others):  # an input; with allow_unused torch gives None
+        raise TrainingError(NOT_HELD)
     for node in _walked_from(wanted):
         if isinstance(node, taps):
             _refuse_share(boundary, named, node.label, labels, "asks torch.autograd.grad for the gradient of")  # type: ignore[attr-defined]

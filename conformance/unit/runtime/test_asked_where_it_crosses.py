@@ -163,3 +163,16 @@ def test_a_hook_on_the_node_of_what_crosses_is_whole_or_refused(skips: bool, how
         else:
             _round(runtime.resplit(cut), x, targets, loss)
             assert all(torch.equal(p.grad, q.grad) for p, q in zip(whole.parameters(), model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("wire", [False, True])
+def test_a_loss_that_asks_for_the_gradient_of_an_input_is_refused_also_where_torch_would_give_none(wire: bool) -> None:
+    model, x = Features(False), torch.randn(3, 4, requires_grad=True)
+    runtime = prepare_split(model, (x.detach(),), split=SplitSpec("after:a", trainable=True))
+
+    def loss(output: Any, targets: torch.Tensor) -> torch.Tensor:
+        (g,) = torch.autograd.grad(output[0].sum(), x, create_graph=True, allow_unused=True)
+        return output[0].sum() + (0.0 if g is None else g.pow(2).sum())
+
+    with pytest.raises(TrainingError, match=r"inputs of the model and parameters of the prefix lie behind it"):
+        _round(runtime, x, torch.zeros(3, 3), loss, wire)
