@@ -291,9 +291,9 @@ def _captured(
         plan = replace(plan, assumption=replace(plan.assumption, classes=classes))
     if leaks:
         other = _perturbed(model, example, size, batch_symbol, grad, effects)
-        if other is not None and unexplained(real.plan, other.plan):
+        if other is not None and _unexplained(real, other):
             again = observe(model, example, size, batch_symbol, grad, effects=effects)  # with caches filled, as there
-            if unexplained(real.plan, again.plan) is None:
+            if not _unexplained(real, again):
                 refuse_leaks(real.plan, other.plan)
             else:  # objects are made anew, or a cache is filled: what is no data's doing is alike in the two later runs
                 refuse_unlike_constants(again.plan, other.plan)
@@ -301,6 +301,14 @@ def _captured(
     plan = replace(plan, given=_given(plan, example), sizes=example.sizes, traced_sizes=tuple(here.items()))
     drew = frozenset[str]().union(*(recorded.drew for recorded in recordings))
     return Captured(check(plan), (*shown, *more), Baseline(model, recordings, example.leaves), drew)
+
+
+def _unexplained(real: Observation, other: Observation) -> bool:
+    """Whether two real runs differ before a number that Python read differs.
+
+    What comes after that number may use what came before it in one of them alone: then the plans differ in what was pruned.
+    """
+    return all(map(unexplained, (real.plan, real.unpruned), (other.plan, other.unpruned)))
 
 
 def _perturbed(

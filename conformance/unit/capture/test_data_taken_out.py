@@ -188,3 +188,28 @@ def test_a_tensor_that_was_written_is_taken_whole(whole: Callable[[torch.Tensor]
         x = torch.randn(batch, 4)
         assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), twin(x))
     assert torch.equal(model.n, twin.n)  # type: ignore[arg-type]
+
+
+class Early(nn.Module):
+    """Computes before a question about data what one of its answers alone uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        early, scale = h.tanh(), torch.tensor(2.0)
+        return self.b(h) if h.sum() > 0 else self.b(early * scale)
+
+
+@pytest.mark.parametrize("above", [False, True])
+def test_what_one_path_alone_uses_of_what_was_computed_before_is_no_leak(above: bool) -> None:
+    torch.manual_seed(0)
+    model, x = Early(), torch.randn(3, 4)
+    with torch.no_grad():
+        model.a.bias.fill_(9.0 if above else -9.0)
+    model.a.bias.requires_grad_(False)
+    runtime = prepare_split(model, (x,), split="50%")
+    for y in (x, -20 * x, 20 * x, -x):
+        assert torch.equal(model(y), runtime.run_suffix(runtime.run_prefix(y)))
