@@ -103,7 +103,7 @@ def test_what_no_op_shows_at_a_later_batch_is_refused_there_in_every_mode(spelli
     before = [t.clone() if isinstance(t, Tensor) else t for t in (split.model.seen, torch.get_rng_state())]
     for batch in (6, 8, 6):
         for call in (split.run_prefix, split.run_training_prefix):
-            told = f"at batch {batch} the split at cut:. differs from the model|takes data out of torch unseen|seeds a torch.Generator"
+            told = f"at batch {batch} the split at cut:. differs from the|takes data out of torch unseen|seeds a torch.Generator"
             with pytest.raises((VerificationError, UnsupportedError), match=told):
                 call(torch.zeros(batch, 4))
     assert difference(before, [split.model.seen, torch.get_rng_state()]) is None
