@@ -28,7 +28,7 @@ from ariadne.pipeline.micro import parted
 from ariadne.pipeline.part import ModelPart, Unserved
 from ariadne.plan import TraceNode, TracePlan
 from ariadne.prepare import Recapture, captured_for, example_of
-from ariadne.runtime import Settings, SplitRuntime, prove, told_apart
+from ariadne.runtime import Settings, SplitRuntime, prove, refuse_resized, told_apart
 
 if TYPE_CHECKING:
     from torch.distributed.pipelining import PipelineStage
@@ -58,6 +58,7 @@ class _Chain:
         entered = one.enter(args, kwargs)
         if entered is None or not one.prefix_guard():
             one.prefix_guard.explain()
+            refuse_resized(self.plan, one.model)
             raise AriadneError(
                 "a plan does not accept the inputs that it was captured from; please report this as a bug"
             )

@@ -27,6 +27,7 @@ order::
 
 from ariadne.runtime.asked import KeptWhole, refuse_hooked
 from ariadne.runtime.hooked import refuse_hooks_of_both
+from ariadne.runtime.moved import refuse_resized
 from ariadne.runtime.optimizers import step
 from ariadne.runtime.proof import AT_FAULT, prove
 from ariadne.runtime.split import SplitRuntime

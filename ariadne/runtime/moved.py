@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ariadne.capture import Call, Reach, Snapshot, is_opaque_call
-from ariadne.errors import WitnessError
+from ariadne.errors import UnsupportedError, WitnessError
 from ariadne.guards import MISSING, VERSION, follow, is_a, stamp
 from ariadne.plan import Groups, Store, TracePlan, Value
 
@@ -225,6 +225,20 @@ def alike(some: Numbers, others: Numbers) -> bool:
 
 def _same(a: Any, b: Any) -> bool:
     return torch.equal(a, b) if isinstance(a, torch.Tensor) else repr(a) == repr(b)
+
+
+def refuse_resized(plan: TracePlan, model: nn.Module) -> None:
+    """Raise `UnsupportedError` where forward gave state another size in the run that was captured, which no call does again."""
+    for value in plan.values.values():
+        if value.is_state and all(isinstance(size, int) for size in value.shape):
+            now = getter(value, model)()
+            if isinstance(now, torch.Tensor) and tuple(now.shape) != value.shape:
+                path, *keys = value.origin
+                raise UnsupportedError(
+                    f"forward gives the {value.kind} {'.'.join((path, *map(str, keys))).lstrip('.')!r} another size, "
+                    f"{list(value.shape)} where it has {list(now.shape)}, which a first call alone does. Give it its size in "
+                    "__init__, or run the model once, model(*example_inputs), and prepare then"
+                )
 
 
 def getter(value: Value, model: nn.Module) -> Getter:

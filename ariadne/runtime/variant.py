@@ -41,7 +41,7 @@ from ariadne.guards import Baseline, ModuleGuard, StateGuard, entrance, follow, 
 from ariadne.imports import imported
 from ariadne.plan import Apart, Groups, TraceNode, TracePlan, Value, as_bytes, uses
 from ariadne.runtime.caught import refuse_caught
-from ariadne.runtime.moved import Getter, Moves, getter
+from ariadne.runtime.moved import Getter, Moves, getter, refuse_resized
 from ariadne.runtime.shared import rest
 from ariadne.runtime.standing import flight_of, refuse_filled
 from ariadne.runtime.training import Owned, SideSlots
@@ -258,6 +258,7 @@ class Variant:
                     "forward asks how tensors lie in memory, and these inputs lie otherwise at one batch than at another: they "
                     "were cut from larger tensors, or transposed. Pass input.contiguous()"
                 )
+            refuse_resized(self.plan, self.model)
             raise AriadneError(
                 "a plan does not accept the inputs that it was captured from; please report this as a bug"
             )

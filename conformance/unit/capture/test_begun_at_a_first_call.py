@@ -261,3 +261,33 @@ def test_a_hook_that_is_taken_off_again_is_no_obstacle() -> None:
     whole = Net(put_and_taken)
     split = prepare_split(copy.deepcopy(whole), (X,), split="after:first")
     assert torch.equal(split.run_suffix(split.run_prefix(X)), whole(X))
+
+
+class Observed(nn.Module):
+    """A buffer that the first call gives its size, as the observers of torch.ao.quantization do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 3), nn.Linear(3, 2)
+        self.register_buffer("least", torch.empty(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h, least = self.a(x), self.a.weight.detach().amin(1)
+        if self.least.numel() == 0:
+            self.least.resize_(least.shape)
+        else:
+            least = torch.minimum(least, self.least)
+        self.least.copy_(least)
+        return self.b(h - self.least)
+
+
+def test_a_buffer_that_the_first_call_resizes_says_to_run_the_model_once() -> None:
+    model, x = Observed(), torch.randn(4, 6)
+    with pytest.raises(
+        UnsupportedError, match=r"gives the buffer 'least' another size, \[3\] where it has \[0\].* once"
+    ):
+        prepare_split(model, (x,), split="percent:75")
+    assert model.least.shape == (0,)
+    model(x)
+    runtime = prepare_split(model, (x,), split="percent:75")
+    assert torch.equal(model(x), runtime.run_suffix(runtime.run_prefix(x)))
