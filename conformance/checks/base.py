@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,17 +92,18 @@ def hold(what: str, whole: Any, split: Any, where: str) -> None:
         raise Stop(found.status, f"{what}{found.where}: {found.what}; {where}")
 
 
-def hold_state(whole: nn.Module, split: Split, bench: Bench, where: str) -> None:
+def hold_state(whole: nn.Module, split: Split, bench: Bench, where: str, modes: Iterable[bool] = ()) -> None:
     """Stop `fail_state` where the two models differ in anything that they hold, to any depth, gradients included.
 
-    A cache (see `Bench.caches`) may also be as it was before the call.
+    A cache (see `Bench.caches`) may also be as it was before the call; in which `modes` calls were made, where not in this alone.
     """
-    found = model_difference(whole, split.model)
+    found, caches = model_difference(whole, split.model), bench.caches(whole.training)
     if found:
-        found = model_difference(whole, split.model, bench.caches(whole.training))
+        for mode in modes:
+            caches = bench.caches(mode) | caches
+        found = model_difference(whole, split.model, caches)
     if found:
         raise Stop(Status.FAIL_STATE, f"the model after it, {where}: {found}")
-    caches = bench.caches(whole.training)
     if caches:
         bench.facts["caches"] = len(caches)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from torch import nn
@@ -35,7 +35,7 @@ def run(bench: Bench, case: Case) -> Finding:
         plans = []
         for turn in ("there", "back", "there again", "back again"):
             flips(split.model), flips(twin)
-            _compare(bench, split, twin, f"the other mode, {turn}", trains)
+            _compare(bench, split, twin, f"the other mode, {turn}", trains, (True, False))
             plans.append(len(split.runtime.plans))
         asks = any(node.is_witness for plan in split.runtime.plans for node in plan.nodes)  # else each count is a path
         if plans[-1] != plans[1] and not asks:
@@ -71,7 +71,7 @@ def _halves(path: str, name: str, model: nn.Module) -> bool:
     return True
 
 
-def _compare(bench: Bench, split: Split, twin: nn.Module, name: str, trains: bool) -> None:
+def _compare(bench: Bench, split: Split, twin: nn.Module, name: str, trains: bool, modes: Iterable[bool] = ()) -> None:
     """A call at two batch sizes, and a step where it trains; all that they give and leave."""
     where = f"after {name}, {at(split)}"
     for size in SIZES:
@@ -93,7 +93,7 @@ def _compare(bench: Bench, split: Split, twin: nn.Module, name: str, trains: boo
 
         whole = outcome(lambda: bench.entry.loss(twin(*theirs[0], **theirs[1])).backward(), REFERENCE)
         hold_outcomes(whole, outcome(step, REFERENCE))
-    hold_state(twin, split, bench, where)
+    hold_state(twin, split, bench, where, modes)
 
 
 CHECK = Check("changes", ("mode",), "a model that is changed between calls is followed, each change by a plan", run)
