@@ -42,7 +42,7 @@ def patch(recorder: Recorder, patches: Patches) -> None:
         if id(self) in before:
             with recorder.aside():
                 then = before.pop(id(self))
-                recorder.recording.repeated |= then.spots()
+                recorder.recording.repeated |= then.spots(by_key=True)
                 if changed := then.spots(by_key=True):
                     recorder.rerun.append((changed, then.anew()))
         return plain_leave(self, *error)
@@ -81,7 +81,7 @@ def refuse_repeated(
         )
     read = {value.origin for value in plan.values.values() if value.is_state}
     for path, name, _ in found.stores:
-        if id(snapshot.modules[path]._buffers) in changed and (path, name) in read:
+        if (id(snapshot.modules[path]._buffers), name) in found.repeated and (path, name) in read:
             raise UnsupportedError(f"forward reads and replaces the buffer {name!r} of {named(path)} {_WHY}")
     for place in containers.at(changed) & rules.keys():
         rule = rules[place]

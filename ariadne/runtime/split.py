@@ -23,7 +23,7 @@ from ariadne.cut import (
     select,
     with_trainable,
 )
-from ariadne.errors import BoundaryError, HalfError, ModuleError, SpecError, TrainingError, WitnessError
+from ariadne.errors import BoundaryError, FrontierError, HalfError, ModuleError, SpecError, TrainingError, WitnessError
 from ariadne.guards import calls_of, copied_model, not_called, references_hold
 from ariadne.imports import imported
 from ariadne.plan import Value
@@ -517,9 +517,16 @@ class SplitRuntime(Told):
         change = old.on_change if on_change is None else on_change
         settings = replace(old, boundary=parsed, mode=mode, compile_options=compile_options, on_change=change)
         main = self._main if change == "refuse" else self._as_it_is()
-        plans = {main.plan: plans[main.plan], **plans}
+        pick = partial(select, trainable=old.spec.trainable, objective=old.objective)
         here = parse_boundary(main.candidate.split_id) if boundary is None else parsed
-        chosen = select(main.plan, plans[main.plan][0], here, trainable=old.spec.trainable, objective=old.objective)
+        try:
+            chosen = pick(main.plan, plans[main.plan][0], here)
+        except FrontierError:  # a candidate is one of `candidates`, which the plan of the model as it is now may lack
+            if main is self._main:
+                raise
+            main = self._main
+            chosen = pick(main.plan, plans[main.plan][0], here)
+        plans = {main.plan: plans[main.plan], **plans}
         return SplitRuntime(self.model, settings, plans, self._recapture, chosen)
 
     def _as_it_is(self) -> Variant:
