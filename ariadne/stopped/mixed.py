@@ -6,6 +6,7 @@ saved to a file, and its boundaries are run wherever the model is, with the part
 
 from __future__ import annotations
 
+import copy
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -172,6 +173,7 @@ class MixedSplit(NotCalled):
             raise FrontierError(
                 f"the part up to {self.candidate.split_id!r} is no prefix of its own: {error}"
             ) from error
+        self.graph.rest_reads = self.python.read_after
         self._plans = self.graph.plans  # whose answers are the example's
         for plan in self._plans:
             self._refuse_other_answers(plan, example.batch)
@@ -292,6 +294,21 @@ class MixedSplit(NotCalled):
             boundary = boundary.split_id
         settings = replace(self.settings, boundary=parse_boundary(boundary))
         return beside(self.python.elsewhere(settings), self._make, self._example)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MixedSplit:
+        python = copy.deepcopy(self.python, memo)
+        made: MixedSplit = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made.model, made.python, made.candidates = python.model, python, python.candidates
+        made._lock, made._tables, made._laid = rlock(), {}, Laid()
+        prefix = object.__new__(type(self.graph.model))
+        prefix.__dict__ = python.model.__dict__
+        memo[id(self.graph.model)] = prefix
+        made.graph = copy.deepcopy(self.graph, memo)
+        made.graph.rest_reads = python.read_after
+        pairs = zip(self.graph.plans, made.graph.plans, strict=True)
+        made._plans = tuple([new for old, new in pairs if old in self._plans])
+        return made
 
     # --- the parts of a call --------------------------------------------------------------------------------------
 
