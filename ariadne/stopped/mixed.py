@@ -25,7 +25,7 @@ from ariadne.errors import BoundaryError, FrontierError, HalfError, InputError, 
 from ariadne.forks import rlock
 from ariadne.guards import other_structure
 from ariadne.plan import TracePlan
-from ariadne.runtime import Gradients, NotCalled, SplitRuntime
+from ariadne.runtime import TAPS, Gradients, NotCalled, SplitRuntime
 from ariadne.stopped.calls import CallCandidate
 from ariadne.stopped.forward import Forward
 from ariadne.stopped.gate import Awaited
@@ -133,6 +133,14 @@ def up_to(
     )
     made.__dict__ = model.__dict__
     return made
+
+
+def _at_the_cut(t: torch.Tensor) -> torch.Tensor:
+    """What the view that the graph's suffix made stands for: hooks and gradients asked of it are then seen to be of what crosses."""
+    base = t._base
+    if base is None or not isinstance(base.grad_fn, TAPS) or (base.shape, base.stride()) != (t.shape, t.stride()):
+        return t
+    return base
 
 
 class MixedSplit(NotCalled):
@@ -253,7 +261,7 @@ class MixedSplit(NotCalled):
         batch = boundary.batch
 
         def rest(tensors: Any, asked: Any) -> torch.Tensor:
-            return loss_fn(self._rest(tensors, batch, True), asked)
+            return loss_fn(self._rest([*map(_at_the_cut, tensors)], batch, True), asked)
 
         return self.graph.train_suffix(boundary, targets, loss_fn=rest, optimizer=optimizer, scaler=scaler)
 

@@ -103,3 +103,41 @@ def test_it_is_copied_with_its_model() -> None:
     assert all(p.grad is None for p in net.parameters())
     with torch.no_grad():
         assert torch.equal(other.run_suffix(other.run_prefix(X)), twin(X))
+
+
+class Skips(nn.Module):
+    """Keeps what its first layer gives, which is used on both sides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.middle, self.head, self.calls = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.encoder(x)
+        h = self.middle(first)
+        self.calls += 1
+        self.first = first
+        return self.head(h + first)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda t, loss: t.register_hook(print),
+        lambda t, loss: t.retain_grad(),
+        lambda t, loss: t.grad_fn.register_prehook(print),
+        lambda t, loss: t.grad_fn.register_hook(print),
+        lambda t, loss: torch.autograd.grad(loss, t, retain_graph=True),
+    ],
+)
+def test_a_loss_that_asks_for_the_gradient_of_what_is_used_before_the_cut_too_is_refused(ask: Any) -> None:
+    net = Skips()
+    runtime = mixed(net)
+
+    def loss_fn(out: Tensor, _: Any) -> Tensor:
+        loss = total(out)
+        ask(net.first, loss)
+        return loss
+
+    with pytest.raises(TrainingError, match="which is made before the cut"):
+        runtime.train_suffix(runtime.run_training_prefix(X), loss_fn=loss_fn)
