@@ -136,7 +136,7 @@ def up_to(
 
 
 def _at_the_cut(t: torch.Tensor) -> torch.Tensor:
-    """What the view that the graph's suffix made stands for: hooks and gradients asked of it are then seen to be of what crosses."""
+    """What a view stands for that the graph's suffix made: hooks and gradients asked of that are seen to be of what crosses."""
     base = t._base
     if base is None or not isinstance(base.grad_fn, TAPS) or (base.shape, base.stride()) != (t.shape, t.stride()):
         return t
