@@ -39,12 +39,6 @@ from ariadne.stopped.standing import unmoved_since
 Make = Callable[[nn.Module, str], SplitRuntime]
 
 
-_OTHERS_CROSS = (
-    "at this batch size, or in this mode, the suffix needs other tensors than in the example, so what crosses would not do; "
-    "prepare with inputs like these"
-)
-
-
 class _Reached(BaseException):
     """Leaves forward at the cut."""
 
@@ -164,6 +158,7 @@ class MixedSplit(NotCalled):
         self._tables: dict[Any, Before] = {}
         self._laid = Laid()
         self._proved = False
+        self._trained = tuple([m.training for m in self.model.modules()])
         if self.model._forward_hooks or self.model._forward_pre_hooks:
             raise UnsupportedError(
                 "the model itself has forward hooks, which would see a forward that ends at the cut; remove them, or use "
@@ -347,7 +342,7 @@ class MixedSplit(NotCalled):
                 )
             made_at = {n: noting.made_at[n] for n in forward.halt.before.crossing if n[0] == "call"}
             if grad and made_at != self._made_at:
-                raise BoundaryError(_OTHERS_CROSS)
+                raise BoundaryError(self._others_cross(batch, grad))
             self._made_at = self._made_at or made_at
             before, state = forward.halt.before, noting.state
             read = (n for n in noting.used - {*before.written} if not isinstance(state[n], nn.Parameter))
@@ -368,7 +363,7 @@ class MixedSplit(NotCalled):
     def _rest(self, tensors: Sequence[torch.Tensor], batch: int, grad: bool) -> Any:
         before = self._before(batch, grad)
         if before.crossing != self.crossing:
-            raise BoundaryError(_OTHERS_CROSS)
+            raise BoundaryError(self._others_cross(batch, grad))
         with torch.set_grad_enabled(grad):
             module, number, known = self.python.module, self.candidate.call, frozenset[Any]()
             return unmoved_since(self.model, before, self._laid).within(
@@ -376,6 +371,22 @@ class MixedSplit(NotCalled):
                     self.model, module, number, before, tensors, known=known, laid=self._laid, trains=grad
                 )[0]
             )
+
+    def _others_cross(self, batch: int, grad: bool) -> str:
+        """The words for a suffix that needs other tensors than cross, with what is other than in the example, as far as is known."""
+        paths = [path for path, _ in self.model.named_modules()]
+        now = [m.training for m in self.model.modules()]
+        path = next((p for p, was, is_now in zip(paths, self._trained, now, strict=False) if was != is_now), None)
+        if path is not None or len(now) != len(self._trained):
+            what = f"{named(path)} was switched between train and eval" if path is not None else "modules came or went"
+        elif batch != self._example.batch:
+            what = f"the batch is {batch}, where the example has {self._example.batch}"
+        else:
+            what = f"a hook or an attribute was changed, or forward runs {'with' if grad else 'without'} gradients"
+        return (
+            f"the suffix needs other tensors from before the cut than with the example, so what crosses would not do: {what}. Undo "
+            "that, or call prepare_split with the model and inputs as they are now"
+        )
 
     def _refuse_other_answers(self, plan: TracePlan, batch: int) -> None:
         """Raise `UnsupportedError` where the prefix read other numbers out of tensors than with the example, as far as is known.

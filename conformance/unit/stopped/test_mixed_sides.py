@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from ariadne import BoundaryPayload, MixedSplit, SplitSpec, prepare_split
-from ariadne.errors import TrainingError
+from ariadne.errors import BoundaryError, TrainingError
 
 X = torch.linspace(-1, 1, 12).view(3, 4)
 
@@ -141,3 +141,20 @@ def test_a_loss_that_asks_for_the_gradient_of_what_is_used_before_the_cut_too_is
 
     with pytest.raises(TrainingError, match="which is made before the cut"):
         runtime.train_suffix(runtime.run_training_prefix(X), loss_fn=loss_fn)
+
+
+class Asks(Skips):
+    """Computes more before the cut for a larger batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.encoder(x * 1 if len(x) > 3 else x)
+        h = self.middle(first)
+        self.calls += 1
+        return self.head(h + first)  # type: ignore[no-any-return]
+
+
+def test_a_suffix_that_needs_other_tensors_says_what_is_other_than_in_the_example() -> None:
+    spec = SplitSpec("after:middle", dynamic_batch=(2, 8))
+    runtime = prepare_split(Asks().eval(), (X,), split=spec, fallback="python-suffix")
+    with pytest.raises(BoundaryError, match="the batch is 6, where the example has 3"):
+        runtime.run_suffix(runtime.run_prefix(X.repeat(2, 1)))
