@@ -373,7 +373,7 @@ class MixedSplit(NotCalled):
             )
 
     def _others_cross(self, batch: int, grad: bool) -> str:
-        """The words for a suffix that needs other tensors than cross, with what is other than in the example, as far as is known."""
+        """What to say of a suffix that needs other tensors than cross: what is other than in the example, as far as is known."""
         paths = [path for path, _ in self.model.named_modules()]
         now = [m.training for m in self.model.modules()]
         path = next((p for p, was, is_now in zip(paths, self._trained, now, strict=False) if was != is_now), None)
