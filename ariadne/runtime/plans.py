@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,10 +33,10 @@ from ariadne.runtime.variant import Nobody, Settings, Variant, keeps_sides
 
 if TYPE_CHECKING:
     from ariadne.compiled import SegmentReport
+    from ariadne.guards import ModuleGuard
 
 MOST_PLANS = 16
 MANY_CHANGES = 16  # of a model, each of which had a plan captured: then something changes at each call
-
 
 _MISTAKEN = (TypeError, AttributeError, LookupError, ValueError)  # what Python raises of inputs of another structure
 
@@ -253,7 +253,7 @@ class Plans:
                     if not variant.guard():
                         if variant.is_past():
                             continue
-                        if (found := self._difference(variant)) is not None:
+                        if (found := self._difference(variant.guard)) is not None:
                             changed = changed or found
                             continue
                     self._use(variant, training)
@@ -268,10 +268,10 @@ class Plans:
         self._change = str(changed or "")
         return None
 
-    def _difference(self, variant: Variant) -> ModuleError | None:
-        """The error that says in what the model is another than a plan relies on, if in anything that matters."""
+    def _difference(self, guard: ModuleGuard) -> ModuleError | None:
+        """The error that says in what the model is another than a guard relies on, if in anything that matters."""
         try:
-            variant.guard.explain()
+            guard.explain()
         except ModuleError as error:
             return error
         return None
@@ -479,17 +479,17 @@ class Plans:
             boundary.refuse_another_autocast()
         variant = variants[-1]
         if len(variants) > 1:
-            variant = next((v for v in variants if v.made(boundary)), None) or next(
-                (
-                    v
-                    for v in reversed(variants)
-                    if v.suffix_guard() and v.suffix_state(False) and not other_device(boundary, v)
-                ),
-                variant,
-            )
+            variant = next((v for v in variants if v.made(boundary)), None) or self._holding(variants, boundary)
         if not variant.made(boundary):
             check_values(self._narrowed(variant, boundary), variant)
         return variant
+
+    def _holding(self, variants: Sequence[Variant], boundary: BoundaryPayload) -> Variant:
+        """Of some with one key, the newest whose suffix holds for the model as it is; the newest of all, where none does."""
+        fit = [v for v in reversed(variants) if not other_device(boundary, v) and v.suffix_state(False)]
+        holding = next((v for v in fit if v.suffix_guard()), None)
+        # A guard that was laid out when the model stood otherwise is asked in full.
+        return holding or next((v for v in fit if self._difference(v.suffix_guard) is None), variants[-1])
 
     def _narrowed(self, variant: Variant, boundary: BoundaryPayload) -> BoundaryPayload:
         """The boundary without what a prefix from a file sent for the sake of other paths."""

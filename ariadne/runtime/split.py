@@ -318,10 +318,10 @@ class SplitRuntime(Told):
         def run(variant: Variant, whole: BoundaryPayload, suffix: Callable[..., Any]) -> Any:
             boundary = self._narrowed(variant, whole)
             variant.check_suffix(boundary)
+            owned = self._owned_by(variant)
+            cast = self._cast_twice(variant, owned)
             try:
-                return training.train_suffix(
-                    suffix, boundary, targets, loss_fn, optimizer, scaler, self._owned_by(variant), variant.cast
-                )
+                return training.train_suffix(suffix, boundary, targets, loss_fn, optimizer, scaler, owned, cast)
             except WitnessError:  # raised before anything was walked back
                 boundary.release("train_suffix")
                 raise

@@ -13,7 +13,7 @@ from ariadne.errors import TrainingError
 Gradients = dict[str, torch.Tensor | None]
 with torch.inference_mode(False):
     # A tap is in the graph only if something that it takes requires a gradient; this never gets one.
-    _ANCHOR = torch.zeros((), dtype=torch.float32, device="cpu", requires_grad=True)
+    ANCHOR = torch.zeros((), dtype=torch.float32, device="cpu", requires_grad=True)
 
 
 class Tap(torch.autograd.Function):
@@ -84,7 +84,7 @@ def tapped(boundary: BoundaryPayload, walking: list[bool]) -> tuple[list[Any], G
             return value
         tap = taps.get(id(value))
         if tap is None:
-            tap = taps[id(value)] = Tap.apply(value, _ANCHOR, name, kept, walking)
+            tap = taps[id(value)] = Tap.apply(value, ANCHOR, name, kept, walking)
         return tap
 
     values = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,9 @@ class Told(NotCalled, Paths):
     """The plans of a split, and what there is to tell of them."""
 
     trace_plan = Paths.plan
+    rest_reads: Callable[[], Sequence[nn.Parameter]] | None = (
+        None  # of a suffix that goes on beyond the plan, as Python
+    )
 
     @property
     def split_id(self) -> str:
@@ -148,6 +152,8 @@ class Told(NotCalled, Paths):
         `known`: both sides are said to share what they share on any path.
         """
         mine = variant.owned()
+        if self.rest_reads is not None:
+            mine = Owned.of(mine.prefix, (*mine.suffix, *self.rest_reads()))
         if variant.opaque:
             mine = replace(mine, guessed=True)
         if variant.prefix_moves is None:
@@ -155,6 +161,13 @@ class Told(NotCalled, Paths):
         every = self._owned()
         owned = replace(Owned.of(every.prefix, mine.suffix), guessed=mine.guessed)
         return replace(owned, shared=every.shared) if known else owned
+
+    def _cast_twice(self, variant: Variant, owned: Owned) -> Sequence[str]:
+        """The names of parameters that autocast may cast for ops on both sides, in a round of one plan."""
+        if self.rest_reads is None:
+            return variant.cast
+        both = {id(p) for p in owned.shared}
+        return [name for name, p in self.model.named_parameters() if id(p) in both]
 
     def __repr__(self) -> str:
         c, ends = self.candidate, ends_of(self.plan)

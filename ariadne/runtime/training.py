@@ -26,7 +26,7 @@ from ariadne.runtime.casts import casts_of_both, refuse_other_casts
 from ariadne.runtime.casts import kept as kept_casts
 from ariadne.runtime.hooked import refuse_hooks_of_both
 from ariadne.runtime.optimizers import clear, clear_but, refuse_other, step
-from ariadne.runtime.taps import Gradients, Tap, tapped
+from ariadne.runtime.taps import ANCHOR, Gradients, Tap, tapped
 from ariadne.runtime.turns import TURNS
 from ariadne.runtime.waiting import Ends, caught, leaves_behind, leaves_of, led_to, rejoins
 
@@ -175,7 +175,9 @@ def train_suffix(
             loss = loss_of(loss_fn, output, targets)
             if boundary.requires_grad:
                 refuse_hooked(boundary, values, TAPS)
-        leaves = [leaf for leaf in leaves_of(loss, stops) if leaf.requires_grad]  # loss_fn may freeze
+        leaves = [
+            leaf for leaf in leaves_of(loss, stops) if leaf.requires_grad and leaf is not ANCHOR
+        ]  # loss_fn may freeze
         waiting, noted = _reached(leaves, boundary, optimizer, owned)
         graph = boundary._graph or ()
         casts = casts_of_both(loss, graph) if casting is not None and here else ()

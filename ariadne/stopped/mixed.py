@@ -6,6 +6,7 @@ saved to a file, and its boundaries are run wherever the model is, with the part
 
 from __future__ import annotations
 
+import copy
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -24,7 +25,7 @@ from ariadne.errors import BoundaryError, FrontierError, HalfError, InputError, 
 from ariadne.forks import rlock
 from ariadne.guards import other_structure
 from ariadne.plan import TracePlan
-from ariadne.runtime import Gradients, NotCalled, SplitRuntime
+from ariadne.runtime import TAPS, Gradients, NotCalled, SplitRuntime
 from ariadne.stopped.calls import CallCandidate
 from ariadne.stopped.forward import Forward
 from ariadne.stopped.gate import Awaited
@@ -36,12 +37,6 @@ from ariadne.stopped.split import PythonSplit
 from ariadne.stopped.standing import unmoved_since
 
 Make = Callable[[nn.Module, str], SplitRuntime]
-
-
-_OTHERS_CROSS = (
-    "at this batch size, or in this mode, the suffix needs other tensors than in the example, so what crosses would not do; "
-    "prepare with inputs like these"
-)
 
 
 class _Reached(BaseException):
@@ -134,6 +129,14 @@ def up_to(
     return made
 
 
+def _at_the_cut(t: torch.Tensor) -> torch.Tensor:
+    """What a view stands for that the graph's suffix made: hooks and gradients asked of that are seen to be of what crosses."""
+    base = t._base
+    if base is None or not isinstance(base.grad_fn, TAPS) or (base.shape, base.stride()) != (t.shape, t.stride()):
+        return t
+    return base
+
+
 class MixedSplit(NotCalled):
     """A model split at the end of a module's call: a graph before it, the model's own Python after it.
 
@@ -155,6 +158,7 @@ class MixedSplit(NotCalled):
         self._tables: dict[Any, Before] = {}
         self._laid = Laid()
         self._proved = False
+        self._trained = tuple([m.training for m in self.model.modules()])
         if self.model._forward_hooks or self.model._forward_pre_hooks:
             raise UnsupportedError(
                 "the model itself has forward hooks, which would see a forward that ends at the cut; remove them, or use "
@@ -172,6 +176,7 @@ class MixedSplit(NotCalled):
             raise FrontierError(
                 f"the part up to {self.candidate.split_id!r} is no prefix of its own: {error}"
             ) from error
+        self.graph.rest_reads = self.python.read_after
         self._plans = self.graph.plans  # whose answers are the example's
         for plan in self._plans:
             self._refuse_other_answers(plan, example.batch)
@@ -251,7 +256,7 @@ class MixedSplit(NotCalled):
         batch = boundary.batch
 
         def rest(tensors: Any, asked: Any) -> torch.Tensor:
-            return loss_fn(self._rest(tensors, batch, True), asked)
+            return loss_fn(self._rest([*map(_at_the_cut, tensors)], batch, True), asked)
 
         return self.graph.train_suffix(boundary, targets, loss_fn=rest, optimizer=optimizer, scaler=scaler)
 
@@ -293,6 +298,21 @@ class MixedSplit(NotCalled):
         settings = replace(self.settings, boundary=parse_boundary(boundary))
         return beside(self.python.elsewhere(settings), self._make, self._example)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> MixedSplit:
+        python = copy.deepcopy(self.python, memo)
+        made: MixedSplit = object.__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        made.model, made.python, made.candidates = python.model, python, python.candidates
+        made._lock, made._tables, made._laid = rlock(), {}, Laid()
+        prefix = object.__new__(type(self.graph.model))
+        prefix.__dict__ = python.model.__dict__
+        memo[id(self.graph.model)] = prefix
+        made.graph = copy.deepcopy(self.graph, memo)
+        made.graph.rest_reads = python.read_after
+        pairs = zip(self.graph.plans, made.graph.plans, strict=True)
+        made._plans = tuple([new for old, new in pairs if old in self._plans])
+        return made
+
     # --- the parts of a call --------------------------------------------------------------------------------------
 
     def _before(self, batch: int, grad: bool) -> Before:
@@ -322,7 +342,7 @@ class MixedSplit(NotCalled):
                 )
             made_at = {n: noting.made_at[n] for n in forward.halt.before.crossing if n[0] == "call"}
             if grad and made_at != self._made_at:
-                raise BoundaryError(_OTHERS_CROSS)
+                raise BoundaryError(self._others_cross(batch, grad))
             self._made_at = self._made_at or made_at
             before, state = forward.halt.before, noting.state
             read = (n for n in noting.used - {*before.written} if not isinstance(state[n], nn.Parameter))
@@ -343,7 +363,7 @@ class MixedSplit(NotCalled):
     def _rest(self, tensors: Sequence[torch.Tensor], batch: int, grad: bool) -> Any:
         before = self._before(batch, grad)
         if before.crossing != self.crossing:
-            raise BoundaryError(_OTHERS_CROSS)
+            raise BoundaryError(self._others_cross(batch, grad))
         with torch.set_grad_enabled(grad):
             module, number, known = self.python.module, self.candidate.call, frozenset[Any]()
             return unmoved_since(self.model, before, self._laid).within(
@@ -351,6 +371,22 @@ class MixedSplit(NotCalled):
                     self.model, module, number, before, tensors, known=known, laid=self._laid, trains=grad
                 )[0]
             )
+
+    def _others_cross(self, batch: int, grad: bool) -> str:
+        """What to say of a suffix that needs other tensors than cross: what is other than in the example, as far as is known."""
+        paths = [path for path, _ in self.model.named_modules()]
+        now = [m.training for m in self.model.modules()]
+        path = next((p for p, was, is_now in zip(paths, self._trained, now, strict=False) if was != is_now), None)
+        if path is not None or len(now) != len(self._trained):
+            what = f"{named(path)} was switched between train and eval" if path is not None else "modules came or went"
+        elif batch != self._example.batch:
+            what = f"the batch is {batch}, where the example has {self._example.batch}"
+        else:
+            what = f"a hook or an attribute was changed, or forward runs {'with' if grad else 'without'} gradients"
+        return (
+            f"the suffix needs other tensors from before the cut than with the example, so what crosses would not do: {what}. Undo "
+            "that, or call prepare_split with the model and inputs as they are now"
+        )
 
     def _refuse_other_answers(self, plan: TracePlan, batch: int) -> None:
         """Raise `UnsupportedError` where the prefix read other numbers out of tensors than with the example, as far as is known.

@@ -135,6 +135,11 @@ class PythonSplit(NotCalled):
                 )
         return Owned.of(*self._sides())
 
+    def read_after(self) -> list[nn.Parameter]:
+        """What the part after the cut reads, as far as it is known: what it did in the example, and parameters that came since."""
+        came = [p for name, p in self.model.named_parameters() if not self._measured.knows(name, p)]
+        return [*self._sides()[1], *came]
+
     def _sides(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
         return self._measured.sides(self.model, self.candidate.cut)
 
@@ -407,7 +412,10 @@ class PythonSplit(NotCalled):
             if p in self._measured.known:
                 known[q] = self._measured.known[p]
         measured = replace(self._measured, known=known)
-        return PythonSplit(model, self.settings, self._example, measured, self.why, self.candidate)
+        made = PythonSplit(model, self.settings, self._example, measured, self.why, self.candidate)
+        made.wanted = replace(self.wanted, sites={*self.wanted.sites}, state={*self.wanted.state})
+        made.stays = self.stays
+        return made
 
     # --- proof ----------------------------------------------------------------------------------------------------
 
