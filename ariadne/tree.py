@@ -15,9 +15,10 @@ import torch
 from torch.utils import _pytree as torch_pytree
 
 LEAF = "leaf"
+_TOLD_BY_REPR = frozenset({"decimal", "_pydecimal", "datetime"})  # whose equal values may print differently
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Spec:
     """The structure of a nested value without its leaves: a kind, a class, its keys and its children.
 
@@ -32,6 +33,25 @@ class Spec:
     keys: tuple[Any, ...] = ()
     children: tuple[Spec, ...] = ()
     context: Any = None
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same, keys by type, too: a text is not the member of an Enum that is equal to it."""
+        if self is other:
+            return True
+        if type(other) is not Spec:
+            return NotImplemented
+        mine, theirs = self.keys, other.keys
+        return (
+            self.kind == other.kind
+            and self.cls == other.cls
+            and len(mine) == len(theirs)
+            and (all(map(is_, mine, theirs)) or all(map(identical, mine, theirs)))
+            and self.children == other.children
+            and self.context == other.context
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.cls, self.keys, self.children))
 
     def __str__(self) -> str:
         if self.kind == LEAF:
@@ -246,7 +266,9 @@ def identical(a: Any, b: Any) -> bool:
         return identical(list(a.items()), list(b.items()))
     if isinstance(a, (set, frozenset)):
         return bool(a == b) and {(type(v), str(v)) for v in a} == {(type(v), str(v)) for v in b}
-    return bool(a == b)
+    if isinstance(a, str):  # whose class may have an `==` of its own
+        return str.__eq__(a, b)
+    return bool(a == b) and (type(a).__module__ not in _TOLD_BY_REPR or repr(a) == repr(b))
 
 
 def _same_attributes(a: Any, b: Any) -> bool:

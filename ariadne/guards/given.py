@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import reprlib
 from collections.abc import Collection
 from typing import Any
 
 import torch
 
 from ariadne import tree
+from ariadne.errors import InputError
 from ariadne.guards.attributes import LEAVES, held, is_a, is_array, is_opaque, kind_of, lasts
 
 
@@ -37,7 +39,7 @@ class Given:
         if is_a(value, torch.Tensor) or type(value) in LEAVES:
             return "same", value
         if is_opaque(value) or not (kind_of(value) or is_a(value, (tuple, frozenset))):
-            return ("equal", copy.deepcopy(value)) if type(value).__hash__ is None else ("same", value)
+            return ("equal", _copied(value)) if type(value).__hash__ is None else ("same", value)
         self._seen[id(value)] = len(self._seen)
         if (id(value), None) in self._put:
             return "any", type(value)
@@ -52,10 +54,20 @@ class Given:
         return _matches(now, self._held, [])
 
 
+def _copied(value: Any) -> Any:
+    try:
+        return copy.deepcopy(value)
+    except Exception as error:  # whatever a class raises
+        raise InputError(
+            f"an input holds a {type(value).__name__}, {reprlib.repr(value)}, which can't be copied ({error}): what is in it is "
+            "part of the plan, and nothing would tell whether it is another at the next call. Pass a dict or a tuple in its place"
+        ) from error
+
+
 def _data(value: Any) -> tuple[Any, ...]:
     if getattr(getattr(value, "dtype", None), "kind", "") == "O":
         return (value.shape, value.ravel().tolist())
-    return (getattr(value, "dtype", None), getattr(value, "shape", None), value.tobytes())
+    return (*(getattr(value, name, None) for name in ("dtype", "shape", "strides")), value.tobytes())
 
 
 def _matches(now: Any, then: tuple[Any, ...], seen: list[Any]) -> bool:
@@ -67,9 +79,9 @@ def _matches(now: Any, then: tuple[Any, ...], seen: list[Any]) -> bool:
     if kind == "data":
         return (is_array(now) or hasattr(type(now), "tobytes")) and bool(_data(now) == rest[0])
     if kind == "same":
-        return now is rest[0] or (type(now) is type(rest[0]) and not is_a(now, torch.Tensor) and bool(now == rest[0]))
+        return now is rest[0] or (not is_a(now, torch.Tensor) and tree.identical(now, rest[0]))
     if kind == "equal":
-        return type(now) is type(rest[0]) and bool(now == rest[0])
+        return tree.identical(now, rest[0])
     if type(now) is not rest[0]:
         return False
     seen.append(now)

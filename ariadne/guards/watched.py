@@ -45,10 +45,10 @@ class Comparison:
         absent: Iterable[tuple[Any, str]],
     ) -> None:
         plain, sized, families = list(plain), list(sized), list(families)
-        # Numbers may be equal and yet compute something else (1, 1.0 and True): they are compared by identity first, the rest
-        # by ==, which costs half as much. A training flag is only ever asked whether it is true.
-        loose = [s for s in plain if s[1] == "training" or isinstance(s[2], str | None)]
-        strict = [s for s in plain if not (s[1] == "training" or isinstance(s[2], str | None))]
+        # Values may be equal and yet be something else (1, 1.0 and True, a text and a member of an Enum of texts): they are
+        # compared by identity first. A training flag is only ever asked whether it is true.
+        loose = [s for s in plain if s[1] == "training"]
+        strict = [s for s in plain if s[1] != "training"]
         self.boxes = [(*s, _box(s)) for s in strict if not lasts(s[2])]  # containers, of which copies are kept
         strict = [s for s in strict if lasts(s[2])]
         self.tables, self.names, self.values = ([s[i] for s in strict] for i in range(3))
