@@ -145,7 +145,7 @@ def side_of(cut: Cut, name: str, model: nn.Module) -> Side:
 
 
 def _refuse_values(plan: TracePlan, part: Part) -> None:
-    """Raise `HalfError` for what no file can hold: containers of others that forward fills, nested tensors, classes of inputs."""
+    """Raise `HalfError` for what no file can hold: containers of others that forward fills, classes of inputs."""
     read = {v.origin[:2] for v in plan.values.values() if v.kind == "attribute"}
     for store in _left(plan, part):
         if store.inside and (store.table != "held" or (store.path, store.steps[0]) in read):
@@ -154,12 +154,6 @@ def _refuse_values(plan: TracePlan, part: Part) -> None:
                 + ("reads it, too" if store.table == "held" else "the model doesn't hold that in an attribute")
                 + ", which a file can't hold; return it, or use a buffer"
             )
-    names = {*part.takes, *(part.gives or ()), *(n for node in part.nodes(plan) for n in (*node.reads, *node.outputs))}
-    nested = next((n for n in sorted(names) if n in plan.values and plan.values[n].is_nested), None)
-    if nested is not None:
-        raise HalfError(
-            f"{nested!r} is a nested tensor, which a file can't hold; pass enable_nested_tensor=False, or cut elsewhere"
-        )
     if plan.assumption.classes is not None and part.start == 0:
         raise HalfError("an input is a tensor of a class of its own, which a file can't hold; pass plain tensors")
 
