@@ -257,6 +257,8 @@ def test_another_engine_is_refused_where_it_is_loaded(tmp_path: Path) -> None:
             assert torch.equal(run(ariadne.load(prefix), ariadne.load(suffix)), model(X))
     with pytest.raises(HalfError, match=r"Set torch.backends.quantized.engine = 'qnnpack'"):
         ariadne.load(prefix)
+    with pytest.raises(HalfError, match="computes otherwise when it is packed by the engine"):
+        saved(tmp_path, model)
 
 
 def test_other_packed_weights_have_another_digest(tmp_path: Path) -> None:
