@@ -26,6 +26,7 @@ from ariadne.halves import (
     empty,
     export,
     flag,
+    gathered,
     given,
     items,
     known,
@@ -33,10 +34,12 @@ from ariadne.halves import (
     need,
     read,
     read_flags,
+    refuse_others,
     refuse_unfit,
     replace_by,
     state_of,
     tensors_of,
+    told_packed,
 )
 from ariadne.halves import weights as files
 from ariadne.plan import Store, TracePlan, sizes_in
@@ -212,7 +215,9 @@ class Half(nn.Module):
     def _given(self, weights: Weights, wanted: Iterable[str]) -> Mapping[str, torch.Tensor]:
         """The tensors that are given of those that are wanted, and of the whole model's where the file says which these are."""
         whole = known(self._data.get("whole"))
-        return given(weights, {*wanted, *(n for each in (whole.names if whole else ()) for n in each)})
+        found = given(weights, {*wanted, *(n for each in (whole.names if whole else ()) for n in each)})
+        refuse_others(whole.packed if whole else {}, found, self.runtime._plans)
+        return found
 
     def _digest_of(self, found: Mapping[str, torch.Tensor]) -> str:
         """The digest of weights given anew: that of their whole model where they are all of it, else empty."""
@@ -234,7 +239,8 @@ class Half(nn.Module):
         plans = [*self.runtime._plans]
         for i, plan in enumerate(plans):
             constants |= {f"constant {i} {n}": t for n, t in plan.constants.items()}
-        tensors, rows = files.gather({**named, **constants})
+        packed, packs = gathered(plans)
+        tensors, rows = files.gather({**named, **constants, **packed})
         for entry in data["state"]:
             entry[3:] = rows[f"{entry[0][0][1]}.{entry[0][0][2]}".removeprefix(".")].told()
         for i, (told, plan) in enumerate(zip(data["plans"], plans, strict=True)):
@@ -243,6 +249,7 @@ class Half(nn.Module):
             for n, thing in plan.objects.items():
                 if isinstance(thing, torch.Generator):
                     told["objects"][n][2] = state_of(thing)
+            told["objects"] |= {n: told_packed(at, rows) for n, at in packs[i].items()}
             told["constants"] = {
                 n: [*rows[f"constant {i} {n}"].told(), str(t.device)] for n, t in plan.constants.items()
             }

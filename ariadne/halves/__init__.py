@@ -3,8 +3,9 @@
 A plan and its cut flow in, or a file; out flow a file, or plans of one side and their tensors. The files, in import order::
 
     atoms       arguments, sizes and nested structures as data, and back
-    ops         which ops a file may name, and with what arguments
     weights     tensors in a file, by memory map
+    packed      packed weights of quantized layers, as plain tensors
+    ops         which ops a file may name, and with what arguments
     given       weights from elsewhere, held against a half's
     known       which weights a half has, as a digest
     skeleton    the modules of a half
@@ -30,6 +31,7 @@ from ariadne.halves.given import Weights, given, refuse_unfit
 from ariadne.halves.given import replace as replace_by
 from ariadne.halves.known import known
 from ariadne.halves.moves import Moves, Seal, tensors_of
+from ariadne.halves.packed import gathered, refuse_others, told_packed
 from ariadne.halves.reading import read
 from ariadne.halves.skeleton import read_flags
 from ariadne.halves.weights import File, Row, digest, parsed, row

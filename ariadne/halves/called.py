@@ -14,6 +14,7 @@ from torch import nn
 from ariadne.capture import Call
 from ariadne.errors import HalfError
 from ariadne.halves.atoms import Classes, Handed, count, device, flag, items, need, place, table, text, told_spec
+from ariadne.halves.packed import read_packed
 from ariadne.plan import TracePlan
 
 _PART = ("at", "name", "given", "gives", "one", "tensors", "unwritten")
@@ -117,6 +118,8 @@ def read_object(data: Any, classes: Classes) -> Any:
     pair = items(data, "an object")
     if pair and pair[0] == "generator":
         return _read_generator(pair)
+    if pair and pair[0] == "packed":
+        return read_packed(pair)
     need(len(pair) == 2 and pair[0] in ("function", "object", "part", "handed"), "an object is malformed")
     if pair[0] == "part":
         return _read_part(pair[1], classes)

@@ -31,8 +31,9 @@ from ariadne.halves.atoms import (
     told,
     told_spec,
 )
-from ariadne.halves.called import Named, read_object, told_object
+from ariadne.halves.called import read_object
 from ariadne.halves.containers import Container, is_free, read_containers, told_containers
+from ariadne.halves.packed import Packed
 from ariadne.halves.sized import NO_SIZES, told_sizes, with_sizes
 from ariadne.halves.together import held_together
 from ariadne.halves.weights import Row, row
@@ -52,15 +53,14 @@ class Side:
     candidate: SplitCandidate
 
 
-def told_side(side: Side, constants: Mapping[str, Row], named: Named, model: nn.Module) -> dict[str, Any]:
+def told_side(side: Side, constants: Mapping[str, Row], objects: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
     """The plan and the cut as JSON-able data; `constants` says where in the file each constant of the plan is.
 
-    `named` gives the names of the model's modules, and of their methods; `model` has the containers that forward fills.
+    `objects` is what the file says of objects that ops call or take; `model` has the containers that forward fills.
     """
     plan, cut = side.plan, side.candidate
     assert plan.apart is not None
     apart, assumed = plan.apart, plan.assumption
-    objects = {n: told_object(o, named) for n, o in plan.objects.items()}
     handed = {n for n, o in objects.items() if o[0] == "handed" or (o[0] == "part" and type(o[1]["at"]) is list)}
     return {
         "signature": apart.signature,
@@ -102,7 +102,7 @@ def told_side(side: Side, constants: Mapping[str, Row], named: Named, model: nn.
         "output_spec": spec_of(plan.output_spec, "forward's output"),
         "output": told(plan.output),
         "constants": {n: [*constants[n].told(), str(t.device)] for n, t in plan.constants.items()},
-        "objects": objects,
+        "objects": {**objects},
         "assumption": {f.name: told(getattr(assumed, f.name)) for f in fields(assumed)},
         "sizes": told_sizes(plan),
         **({"number": apart.number, "follows": list(apart.follows)} if apart.number >= 0 else {}),
@@ -178,15 +178,15 @@ class SideReader:
         reader.symbols = {symbol} | {name(v[0], "a value") for v in rows if v[1] == "scalar"}
         values = {v.name: v for v in (self._value(v) for v in rows)}
         need(len(values) == len(rows) and symbol not in values, "a value appears twice")
-        nodes = tuple(self._node(n, reader, values) for n in items(d["nodes"], "the ops"))
         objects = {
             name(k, "an object"): read_object(v, self.classes) for k, v in mapped(d["objects"], "the objects").items()
         }
+        nodes = tuple(self._node(n, reader, values, objects) for n in items(d["nodes"], "the ops"))
         for node in nodes:
             called = node.target.startswith("python.")
             for i, ref in enumerate(_refs((node.args, tuple(v for _, v in node.kwargs)))):
                 thing = objects.get(ref.name)
-                right = callable(thing) if called and i == 0 else called or isinstance(thing, torch.Generator)
+                right = callable(thing) if called and i == 0 else called or isinstance(thing, (torch.Generator, Packed))
                 need(ref.name not in objects or right, f"an op {node.target!r} takes what it can't")
         constants = {}
         for k, v in mapped(d["constants"], "the constants").items():
@@ -290,7 +290,7 @@ class SideReader:
             flag(is_view, "is_view"),
         )
 
-    def _node(self, data: Any, reader: Reader, values: dict[str, Value]) -> TraceNode:
+    def _node(self, data: Any, reader: Reader, values: dict[str, Value], objects: Mapping[str, Any]) -> TraceNode:
         need(type(data) is dict and {"op", "args", "out"} <= data.keys() <= _NODE_KEYS, "an op is malformed")
         d = data
         target = text(d["op"], "an op")
@@ -337,7 +337,7 @@ class SideReader:
         )
         refs = _refs((args, tuple(v for _, v in kwargs)))
         need(all(r.name in values for r in refs), f"an op {target!r} names a value that is not there")
-        self._check(node, values)
+        self._check(node, values, objects)
         return node
 
     def _read_set(self, found: Any) -> tuple[tuple[str, Any], ...]:
@@ -348,7 +348,7 @@ class SideReader:
             self.classes.refuse_setting(setting)
         return switches
 
-    def _check(self, node: TraceNode, values: dict[str, Value]) -> None:
+    def _check(self, node: TraceNode, values: dict[str, Value], objects: Mapping[str, Any]) -> None:
         if node.target == WHOLE:
             need(
                 len(node.args) == 2 and not node.kwargs and all(isinstance(a, Ref) for a in node.args),
@@ -368,7 +368,7 @@ class SideReader:
             )
         else:
             need(node.target in self.ops, f"the op {node.target[:80]!r} has no schema")
-            ops.check(node, self.ops[node.target], values)
+            ops.check(node, self.ops[node.target], values, objects)
 
     def _store(self, data: Any, reader: Reader) -> Store:
         parts = items(data, "what is stored")

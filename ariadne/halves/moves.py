@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ariadne.errors import HalfError
+from ariadne.halves.packed import is_packed
 from ariadne.halves.skeleton import plain_tensors
 from ariadne.plan import WHOLE, TracePlan, Value
 
@@ -125,6 +126,8 @@ class Moves:
             return "forward reads or names dtypes or devices, and may run otherwise there"
         if any(n.target == WHOLE for n in plan.nodes):
             return "forward takes all of a tensor's data out of torch, by numpy() or as text, which shows its dtype"
+        if any(map(is_packed, plan.objects.values())):
+            return "a quantized layer has packed weights, which no .to() of the model moves"
         constants = [v for v in plan.values.values() if v.kind == "constant"]
         if any(v.dtype in self.dtypes for v in constants) or (self.devices and any(v.shape for v in constants)):
             return "forward makes tensors of its own, which no .to() of the model moves"

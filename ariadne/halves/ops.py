@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, NoReturn
 
 import torch
 from torch._ops import OpOverload
 
 from ariadne.errors import HalfError
 from ariadne.halves.atoms import need, text
+from ariadne.halves.packed import CLASS, SPACE, Packed
 from ariadne.plan import Expr, Ref, TraceNode, Value
 
 SPACES = frozenset(("aten", "torchvision"))
@@ -30,6 +31,7 @@ _TEXTS = frozenset(
 )
 _DUNDERS = frozenset(f"__{i}{op}__" for i in ("", "i") for op in ("and", "or", "xor", "lshift", "rshift"))
 _NUMBERS = (bool, int, float, complex, Expr)
+_OBJECTS = {"Generator": torch.Generator, CLASS: Packed}
 _PLAIN = {
     "int": (int, Expr, Ref, torch.dtype, torch.layout, torch.memory_format),  # which schemas state as numbers
     "SymInt": (int, Expr, Ref),
@@ -59,24 +61,30 @@ def find(target: str, spaces: Collection[str] = ()) -> OpOverload:
     parts = target.split(".")
     need(len(parts) == 3 and all(p.isidentifier() and p.isascii() for p in parts), f"{target!r} names no op")
     space, name, overload = parts
-    if space not in SPACES and space not in spaces:
-        raise HalfError(
-            f"this half uses the op {target!r} of the library {space!r}. If you trust it and who made the file, import the "
-            f"library and load the half with allow=[{space + '::*'!r}]"
-        )
+    if space not in (*SPACES, SPACE, *spaces):
+        _refuse_library(target, space)
     need((not name.startswith("__") or name in _DUNDERS) and not overload.startswith("__"), f"{target!r} names no op")
     registered = torch._C._dispatch_has_kernel(f"{space}::{name}" + ("" if overload == "default" else f".{overload}"))
     packet = getattr(getattr(torch.ops, space), name, None) if registered else None
     op = getattr(packet, overload, None)
     if not isinstance(op, OpOverload):
-        library = f"; import {space} first" if space != "aten" else ""
+        library = f"; import {space} first" if space not in ("aten", SPACE) else ""
         raise HalfError(
             f"this half uses the op {target!r}, which this process (torch {torch.__version__}) has not{library}"
         )
+    if space == SPACE and space not in spaces and CLASS not in (_kind(a.type)[0] for a in op._schema.arguments):
+        _refuse_library(target, space)
     why = refusal(op)
     if why:
         raise HalfError(f"this half names the op {target!r}, and {why}: no half needs it. Refuse who sent the file")
     return op
+
+
+def _refuse_library(target: str, space: str) -> NoReturn:
+    raise HalfError(
+        f"this half uses the op {target!r} of the library {space!r}. If you trust it and who made the file, import the "
+        f"library and load the half with allow=[{space + '::*'!r}]"
+    )
 
 
 def refusal(op: OpOverload) -> str:
@@ -88,7 +96,7 @@ def refusal(op: OpOverload) -> str:
         kind = _kind(arg.type)[0]
         if kind == "str" and arg.name not in _TEXTS:
             return f"it takes a text, {arg.name!r}"
-        if kind not in _PLAIN and kind not in ("Tensor", "Generator"):
+        if kind not in _PLAIN and kind not in ("Tensor", "Generator", CLASS):
             return f"it takes a {kind}"
     for ret in op._schema.returns:
         if _kind(ret.type)[0] not in (
@@ -118,7 +126,7 @@ def _kind(kind: Any) -> tuple[str, bool, bool]:
     return str(kind), optional, listed
 
 
-def check(node: TraceNode, op: OpOverload, values: dict[str, Value]) -> None:
+def check(node: TraceNode, op: OpOverload, values: Mapping[str, Value], objects: Mapping[str, Any]) -> None:
     """That the arguments of an op are of the types that its schema wants, and its results as many as it gives."""
     schema = op._schema.arguments
     positional = [a for a in schema if not a.kwarg_only]
@@ -148,7 +156,7 @@ def check(node: TraceNode, op: OpOverload, values: dict[str, Value]) -> None:
                 mine,
                 f"{node.target} writes its result into what is neither a buffer of the half nor made by an op of it",
             )
-        right = _fits(atom, kind, optional, listed, values)
+        right = _fits(atom, kind, optional, listed, values, objects)
         if arg.name in ("dim", "dim0", "dim1") and type(atom) is int:
             right = right and abs(atom) <= 64
         need(right, f"the argument {arg.name!r} of {node.target} is not a {arg.type}")
@@ -157,18 +165,20 @@ def check(node: TraceNode, op: OpOverload, values: dict[str, Value]) -> None:
     need(bool(returns) or not node.outputs, f"{node.target} gives nothing")
 
 
-def _fits(atom: Any, kind: str, optional: bool, listed: bool, values: dict[str, Value]) -> bool:
+def _fits(
+    atom: Any, kind: str, optional: bool, listed: bool, values: Mapping[str, Value], objects: Mapping[str, Any]
+) -> bool:
     if atom is None:
         return optional or kind == "Generator"
     if listed and isinstance(atom, tuple):
-        return all((a is None and kind == "Tensor") or _fits(a, kind, False, False, values) for a in atom)
+        return all((a is None and kind == "Tensor") or _fits(a, kind, False, False, values, objects) for a in atom)
     if listed and isinstance(atom, Ref):
         return atom.item is None and values[atom.name].kind == "sequence"
     if kind == "Tensor":
         # For which torch takes a number, too.
         return isinstance(atom, (*_NUMBERS, Ref)) and not (isinstance(atom, Ref) and values[atom.name].kind == "object")
-    if kind == "Generator":
-        return isinstance(atom, Ref) and values[atom.name].kind == "object"
+    if kind in _OBJECTS:
+        return isinstance(atom, Ref) and atom.item is None and isinstance(objects.get(atom.name), _OBJECTS[kind])
     if isinstance(atom, Ref):
         return values[atom.name].kind == "scalar" and Ref in _PLAIN.get(kind, ())
     return isinstance(atom, _PLAIN.get(kind, ())) and not (isinstance(atom, str) and len(atom) > 256)

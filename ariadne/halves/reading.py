@@ -18,6 +18,7 @@ from ariadne.halves.containers import make
 from ariadne.halves.form import Side
 from ariadne.halves.given import Weights, given, refuse_unfit
 from ariadne.halves.given import replace as replace_by
+from ariadne.halves.packed import Packed, packed_anew
 from ariadne.halves.skeleton import Held, named, skeleton
 from ariadne.halves.weights import File, Row, blank, parsed
 from ariadne.halves.whole import VERSION, said
@@ -48,7 +49,14 @@ def read(
     tensors = dict(_tensors(told.state, file if told.weights else None, weights))
     root = skeleton(told.state, tensors, told.sides[0].plan.training, told.flags, told.stored)
     make(root, told.containers)
+    packed = {o: packed_anew(o, file) for s in told.sides for o in s.plan.objects.values() if isinstance(o, Packed)}
+    need(
+        len({o.rows[0] for o in packed}) == len(packed), "one weight is packed twice"
+    )  # a small file could take all memory
     for i, side in enumerate(told.sides):
+        for n, thing in side.plan.objects.items():
+            if isinstance(thing, Packed):
+                side.plan.objects[n] = packed[thing]  # type: ignore[index]
         mine = {n.partition(" ")[2]: at for n, at in told.constants.items() if n.partition(" ")[0] == str(i)}
         _fill(side.plan, mine, file)
     tie(root, classes.used, [side.plan for side in told.sides])

@@ -19,10 +19,11 @@ from ariadne.errors import FrontierError, HalfError, ModuleError, named
 from ariadne.guards import Baseline, shown, sizes_count
 from ariadne.halves import ops, weights
 from ariadne.halves.atoms import Classes
-from ariadne.halves.called import named_in, refuse_kept_by_both
+from ariadne.halves.called import named_in, refuse_kept_by_both, told_object
 from ariadne.halves.containers import make
 from ariadne.halves.form import NOTHING, Side, told_side
 from ariadne.halves.known import Whole
+from ariadne.halves.packed import gathered, packed_in, told_packed
 from ariadne.halves.skeleton import Held, Place, skeleton
 from ariadne.halves.whole import FORMATS, VERSION, said
 from ariadne.plan import WHOLE, Apart, Groups, Store, TraceNode, TracePlan, Value, storage_of, uses
@@ -144,7 +145,7 @@ def side_of(cut: Cut, name: str, model: nn.Module) -> Side:
 
 
 def _refuse_values(plan: TracePlan, part: Part) -> None:
-    """Raise `HalfError` for what no file can hold: containers of others that forward fills, nested tensors, classes of inputs."""
+    """Raise `HalfError` for what no file can hold: containers of others that forward fills, classes of inputs."""
     read = {v.origin[:2] for v in plan.values.values() if v.kind == "attribute"}
     for store in _left(plan, part):
         if store.inside and (store.table != "held" or (store.path, store.steps[0]) in read):
@@ -153,12 +154,6 @@ def _refuse_values(plan: TracePlan, part: Part) -> None:
                 + ("reads it, too" if store.table == "held" else "the model doesn't hold that in an attribute")
                 + ", which a file can't hold; return it, or use a buffer"
             )
-    names = {*part.takes, *(part.gives or ()), *(n for node in part.nodes(plan) for n in (*node.reads, *node.outputs))}
-    nested = next((n for n in sorted(names) if n in plan.values and plan.values[n].is_nested), None)
-    if nested is not None:
-        raise HalfError(
-            f"{nested!r} is a nested tensor, which a file can't hold; pass enable_nested_tensor=False, or cut elsewhere"
-        )
     if plan.assumption.classes is not None and part.start == 0:
         raise HalfError("an input is a tensor of a class of its own, which a file can't hold; pass plain tensors")
 
@@ -347,9 +342,14 @@ def save(
     kept = slots(model, sides)
     _refuse_untold(kept, keep)
     constants = {f"constant {i} {n}": t for i, (s, _) in enumerate(sides) for n, t in s.plan.constants.items()}
+    packed, packs = gathered(s.plan for s, _ in sides)
+    if packed and not keep:
+        raise HalfError(
+            "a quantized layer has packed weights, which `load` can't take from a state dict; save this half with its weights"
+        )
     named = {_key(slot): slot.tensor for slot in kept}
     if keep:
-        tensors, rows = weights.gather({**named, **constants})
+        tensors, rows = weights.gather({**named, **constants, **packed})
     else:
         tensors, rows = weights.gather(constants)
         rows |= weights.gather(named, data=False)[1]
@@ -370,13 +370,21 @@ def save(
         "part": name,
         "model": type(model).__name__,
         "weights": keep,
-        "digest": whole.digest(dict(_tensors_of(model))) if keep else "",
+        "digest": whole.digest({**dict(_tensors_of(model)), **dict(packed_in(model))}) if keep else "",
         "whole": whole.told(),
         "ops": {t: ops.schema_of(ops.resolve(t)) for t in sorted(targets)},
         "state": [slot.held(rows[_key(slot)]).told() for slot in kept],
         "flags": [[path, on] for path, on in _flags(name, sides).items()],
         "plans": [
-            told_side(s, {n: rows[f"constant {i} {n}"] for n in s.plan.constants}, names, model)
+            told_side(
+                s,
+                {n: rows[f"constant {i} {n}"] for n in s.plan.constants},
+                {
+                    n: told_packed(packs[i][n], rows) if n in packs[i] else told_object(o, names)
+                    for n, o in s.plan.objects.items()
+                },
+                model,
+            )
             for i, (s, _) in enumerate(sides)
         ],
     }

@@ -2,7 +2,7 @@
 
     python -m conformance.suite.halves_fuzz 10000 --seed 3
 
-mutates the halves of two small nets so often, and holds what `ariadne.load` promises: it refuses with `HalfError`,
+mutates the halves of three small nets so often, and holds what `ariadne.load` promises: it refuses with `HalfError`,
 or gives a half, and
 meanwhile imports nothing, opens nothing else, runs no source but what it wrote itself, and asks for no more memory
 than a small file can need.
@@ -70,6 +70,21 @@ class Tied(nn.Module):
         return self.out(h.softmax(-1)), h.sum(1)
 
 
+class Quantized(nn.Module):
+    """A layer whose weights torch keeps packed, and a plain one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says that another package goes on with it
+            found = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(8, 8)), {nn.Linear}, torch.qint8)
+        self.enter, self.leave = found[0], nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.leave(self.enter(x).tanh())
+        return found
+
+
 def seeds(folder: Path) -> list[bytes]:
     """The files that are mutated."""
     found = []
@@ -77,6 +92,7 @@ def seeds(folder: Path) -> list[bytes]:
     nets: list[tuple[nn.Module, torch.Tensor]] = [
         (Net(), torch.randn(2, 3, 8, 8)),
         (Tied(), torch.randint(0, 11, (2, 7))),
+        (Quantized(), torch.randn(2, 8)),
     ]
     for net, x in nets:
         runtime = ariadne.prepare_split(net.train(), (x,), split="50%")
