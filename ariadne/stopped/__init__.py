@@ -4,9 +4,10 @@ A model, its example and the reason why there is no graph flow in; a runtime wit
 files, in import order::
 
     handed      what Python keeps for each thread, handed on between two
+    absent      tensors without data, for what was made before the cut
+    unseen      modes of ours that forward does not hear of
     ambient     what a thread has of its own: modes and switches
     gate        where the end of one call of a module is noticed
-    absent      tensors without data, for what was made before the cut
     laid        what stands in the tables of modules, laid out once
     plain       modules that run torch's own code alone
     held        what containers and objects hold, and how it is put back

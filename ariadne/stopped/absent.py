@@ -37,11 +37,22 @@ _SWITCHES = (torch._C._set_grad_enabled,)  # what lies after the cut may stand i
 ANSWERED: frozenset[Any] = frozenset(
     {*(getattr(_Tensor, n).__get__ for n in _GETTERS), *(getattr(_Tensor, n) for n in _METHODS), *_SWITCHES}
 )
+_IS_NESTED: Any = _Tensor.is_nested.__get__
+# What a nested tensor answers otherwise than one that is laid out.
+_OF_SIZES: frozenset[Any] = frozenset(
+    {
+        _IS_NESTED,
+        _Tensor.shape.__get__,
+        *(getattr(_Tensor, n) for n in "size numel nelement stride is_contiguous __len__".split()),
+    }
+)
 SET_DATA: Any = _Tensor.data.__set__  # what torch calls for `t.data = ...`
 
 
 class Absent:
-    """A tensor as data that has none; `kind` is its sizes, strides, type, device, and whether it requires grad.
+    """A tensor as data that has none; `kind` is its sizes, strides, type, device, and whether it requires grad and is nested.
+
+    Of a nested one the sizes tell how many there are, and no more.
 
     No dataclass: those are containers to whoever walks nested values.
     """
@@ -55,8 +66,9 @@ class Absent:
         dtype: torch.dtype,
         device: torch.device,
         wanting: bool,
+        nested: bool = False,
     ) -> None:
-        self.kind = shape, stride, dtype, device, wanting
+        self.kind = shape, stride, dtype, device, wanting, nested
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Absent) and self.kind == other.kind
@@ -67,24 +79,28 @@ class Absent:
     @classmethod
     def of(cls, t: torch.Tensor) -> Absent | None:
         """What there is to know of a tensor; None for one that is not dense, or of a class of its own."""
-        if t.layout is not torch.strided or type(t) not in (torch.Tensor, torch.nn.Parameter) or t.is_nested:
+        if t.layout is not torch.strided or type(t) not in (torch.Tensor, torch.nn.Parameter):
             return None
+        if t.is_nested:
+            return cls((0,) * t.dim(), (0,) * t.dim(), t.dtype, t.device, t.requires_grad, True)
         return cls(tuple(t.shape), t.stride(), t.dtype, t.device, t.requires_grad)
 
     @classmethod
     def read(cls, told: Any) -> Absent:
         """From a `kind` that a stranger may have written."""
-        shape, stride, dtype, device, wanting = told
-        kinds = (dtype, torch.dtype), (device, torch.device), (wanting, bool)
+        shape, stride, dtype, device, wanting, nested = told
+        kinds = (dtype, torch.dtype), (device, torch.device), (wanting, bool), (nested, bool)
         sizes = type(shape) is tuple is type(stride) and len(shape) == len(stride) <= 64
         if not (sizes and all(type(n) is int and 0 <= n < 1 << 48 for n in (*shape, *stride))):
             raise ValueError("sizes and strides are tuples of ints")
         if not all(isinstance(value, kind) for value, kind in kinds):
-            raise ValueError("a dtype, a device and a flag")
-        return cls(shape, stride, dtype, device, wanting)
+            raise ValueError("a dtype, a device and two flags")
+        return cls(shape, stride, dtype, device, wanting, nested)
 
 
-register_boundary_serializer(Absent, lambda absent: absent.kind, Absent.read, "shape, stride, dtype, device, wanting")
+register_boundary_serializer(
+    Absent, lambda absent: absent.kind, Absent.read, "shape, stride, dtype, device, wanting, nested"
+)
 
 
 @dataclass
@@ -119,15 +135,16 @@ class Ghost(torch.Tensor):
     told: str
     standing: Standing
     here: torch.Tensor | None
+    nested: bool
 
     @staticmethod
     def of(kind: Absent, at: tuple[Any, ...], told: str, standing: Standing) -> Ghost:
         """One like that."""
-        shape, stride, dtype, device, wanting = kind.kind
+        shape, stride, dtype, device, wanting, nested = kind.kind
         made: Any = torch.Tensor._make_wrapper_subclass(
             Ghost, shape, strides=stride, dtype=dtype, device=device, requires_grad=wanting
         )
-        made.at, made.told, made.standing, made.here = at, told, standing, None
+        made.at, made.told, made.standing, made.here, made.nested = at, told, standing, None, nested
         return made  # type: ignore[no-any-return]
 
     def taken(self) -> torch.Tensor:
@@ -135,15 +152,32 @@ class Ghost(torch.Tensor):
         self.standing.used.append(self.at)
         if self.here is None:
             raise self.standing.fail(
-                f"after the cut forward uses {self.told} ({self.dtype} of sizes {list(self.shape)}), which did not cross: the "
+                f"after the cut forward uses {self.told} ({self.dtype}, {self.sizes()}), which did not cross: the "
                 "examples of the side with the prefix did not use it there. Show that side inputs like these, by "
                 "more_examples=[...], or cut elsewhere"
             )
         return self.here
 
+    def sizes(self) -> str:
+        """Its sizes, in words."""
+        return "nested" if self.nested else f"of sizes {list(self.shape)}"
+
+    def as_nested(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What `func` tells of a nested tensor, whose sizes are not known here unless it crossed."""
+        if func == _IS_NESTED:
+            return True
+        if self.here is None:
+            raise self.standing.fail(
+                f"forward asks for the sizes of {self.told}, a nested tensor from before the cut, which did not cross. Run the "
+                "suffix in the process of the prefix, once; or cut elsewhere"
+            )
+        return func(*tree.map_leaves(settled, args), **(kwargs or {}))
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         ghosts = [t for t in tree.leaves((args, kwargs)) if isinstance(t, Ghost)]
+        if func in _OF_SIZES and ghosts and ghosts[0].nested:
+            return ghosts[0].as_nested(func, args, kwargs)
         if func in ANSWERED or not ghosts or not ghosts[0].standing.passed:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
@@ -164,7 +198,7 @@ class Ghost(torch.Tensor):
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"Ghost({self.told}, {list(self.shape)})"
+        return f"Ghost({self.told}, {self.sizes()})"
 
 
 def present(value: Any) -> Any:

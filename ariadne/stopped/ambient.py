@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _len_torch_dispatch_stack  # type: igno
 
 from ariadne.errors import UnsupportedError
 from ariadne.guards import SWITCHES
+from ariadne.stopped.unseen import Unseen
 
 _DEVICES = ("cpu", "cuda")
 top_hooks = torch._C._autograd._top_saved_tensors_default_hooks
@@ -119,6 +120,12 @@ class Ambient:
         """Those of this thread, but for the grad mode; raises `UnsupportedError` for what can't be taken to another thread."""
         modes = tuple(_get_current_function_mode_stack())
         other = next((m for m in modes if not isinstance(m, DeviceContext)), None)
+        if isinstance(other, Unseen):
+            raise UnsupportedError(
+                "a Python split was called within another call of one: within loss_fn, or in the model's own forward, which runs under "
+                "what follows it. Call it before train_suffix, and give its result to loss_fn by targets or a variable; or call the "
+                "model itself there"
+            )
         if other is not None or _len_torch_dispatch_stack():
             found = type(other).__name__ if other is not None else "a TorchDispatchMode"
             raise UnsupportedError(

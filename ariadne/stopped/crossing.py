@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-from torch.overrides import TorchFunctionMode
 
 from ariadne import tree
 from ariadne.errors import TrainingError
 from ariadne.runtime import Gradients, Tap, led_to, rejoins
 from ariadne.stopped.standing import Unmoved
+from ariadne.stopped.unseen import Unseen
 
 _AccumulateGrad = torch._C._functions.AccumulateGrad
 _PLAIN = (
@@ -62,7 +62,7 @@ class _Crossed:
     written: bool = False
 
 
-class Crossing(TorchFunctionMode):
+class Crossing(Unseen):
     """Has each op take taps in place of tensors whose graph was made `before` so many nodes, in the thread that runs forward.
 
     `labels` are those of tensors known beforehand, by id; another gets one when it is met.

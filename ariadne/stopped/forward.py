@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from ariadne.errors import BoundaryError, ConsumedError, FrontierError
 from ariadne.stopped.ambient import Ambient, Saving, switches
@@ -31,8 +30,8 @@ from ariadne.stopped.gate import Awaited
 from ariadne.stopped.handed import Handed, NewlyFound, held_of, refuse_held
 from ariadne.stopped.noted import Before, Noting
 from ariadne.stopped.python import PythonState, Undoing, loaded_by
-from ariadne.stopped.skipped import leave
 from ariadne.stopped.standing import Stood
+from ariadne.stopped.unseen import Unseen, beneath, enter, leave, leave_all
 
 count: Callable[[], int] = torch._C._autograd._get_sequence_nr  # how many autograd nodes this thread has made
 
@@ -70,7 +69,7 @@ class Halt:
 class _Order:
     """What a forward that waits is to do: go on under `mode`, and give what `then` makes of its output."""
 
-    mode: TorchFunctionMode | None
+    mode: Unseen | None
     then: Callable[[Any], Any]
 
 
@@ -133,7 +132,7 @@ class Forward:
         """Unwind it where it waits, and return when that is done; nothing where it went on, or has ended."""
         self._worker.end()
 
-    def go_on(self, mode: TorchFunctionMode | None = None, then: Callable[[Any], Any] | None = None) -> Any:
+    def go_on(self, mode: Unseen | None = None, then: Callable[[Any], Any] | None = None) -> Any:
         """Run the rest, once: what `then` makes of what forward returns, in its thread, all of it under `mode`."""
         if self.process != os.getpid():
             raise BoundaryError(
@@ -246,7 +245,7 @@ def _worked(
     module: nn.Module,
     number: int,
     noting: Noting | None,
-    looking: TorchFunctionMode | None,
+    looking: Unseen | None,
     python: PythonState,
 ) -> tuple[str, Any]:
     """Run forward: how it ended, and with what."""
@@ -276,7 +275,7 @@ def _worked(
         handed.take()
         given.append(order)
         if order.mode is not None:
-            _beneath(order.mode)
+            beneath(order.mode)
         return held.pop()
 
     def run() -> Any:
@@ -285,17 +284,14 @@ def _worked(
             return forward()
         finally:
             handed.give()
-            while (
-                torch._C._len_torch_function_stack()
-            ):  # what is entered for good would keep the graph until the thread has ended
-                _pop_mode()
+            leave_all()  # what is entered for good would keep the graph until the thread has ended
 
     def forward() -> Any:
         with ambient.entered():
             begins = partial(noting.begins, module) if noting is not None else None
             awaited = Awaited(module, number, waits, begins)
             if looking is not None:
-                _push_mode(looking)
+                enter(looking)
             try:
                 output = model(*args, **kwargs)
             finally:
@@ -316,13 +312,3 @@ def is_forwards(error: BaseException) -> bool:
     """Whether forward raised it, in its own thread, and not what Ariadne does there."""
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     return _worked.__code__ in codes and not codes[-1].co_filename.startswith(_HERE)
-
-
-def _beneath(mode: TorchFunctionMode) -> None:
-    """Put a mode below those that forward has entered, so that each is left in its turn."""
-    above = []
-    while torch._C._len_torch_function_stack():
-        above.append(_pop_mode())
-    _push_mode(mode)
-    for other in reversed(above):
-        _push_mode(other)

@@ -15,7 +15,6 @@ from typing import Any, Never
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode, _push_mode
 
 from ariadne import tree
 from ariadne.boundary import BoundaryPayload
@@ -32,9 +31,10 @@ from ariadne.stopped.gate import Awaited
 from ariadne.stopped.laid import Laid
 from ariadne.stopped.noted import Before, Made, Name, Noting, place_of_call, state_of
 from ariadne.stopped.proof import hold, isolated, prove_step
-from ariadne.stopped.skipped import leave, run_rest
+from ariadne.stopped.skipped import run_rest
 from ariadne.stopped.split import PythonSplit
 from ariadne.stopped.standing import unmoved_since
+from ariadne.stopped.unseen import Unseen, enter, leave
 
 Make = Callable[[nn.Module, str], SplitRuntime]
 
@@ -43,7 +43,7 @@ class _Reached(BaseException):
     """Leaves forward at the cut."""
 
 
-class _Picking(TorchFunctionMode):
+class _Picking(Unseen):
     """Keeps the tensors that are made at some places in Python: by place, and which of those made there, from 0.
 
     The capture calls torch in ways of its own, so calls can't be counted; what each place makes can.
@@ -97,7 +97,7 @@ def up_to(
             picking = _Picking({*made_at.values()}, [*given, *(t for _, t in state_of(self))])
         awaited = Awaited(self.get_submodule(path), number, stop)
         if picking is not None:
-            _push_mode(picking)
+            enter(picking)
         try:
             whole.forward(self, *args, **kwargs)
         except _Reached:

@@ -15,7 +15,6 @@ from zlib import crc32
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from ariadne import tree
 from ariadne.compare import same_bits
@@ -25,6 +24,7 @@ from ariadne.stopped.absent import ANSWERED, Absent
 from ariadne.stopped.laid import Laid
 from ariadne.stopped.plain import Told, told_of
 from ariadne.stopped.python import MISSING, Place, PythonState, generators, plainly
+from ariadne.stopped.unseen import Unseen
 
 _LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parent.parent))
 CONTAINERS: dict[str, Any] = {
@@ -146,7 +146,7 @@ def _is_entry(entry: Any, kinds: int, depth: int = 8) -> bool:
     return wanted is not None and len(rest) == 1 and isinstance(rest[0], wanted)
 
 
-class Noting(TorchFunctionMode):
+class Noting(Unseen):
     """Notes each call of torch until `finish`, in the thread that runs forward."""
 
     def __init__(self, model: nn.Module, inputs: Any, wanted: Wanted, laid: Laid | None = None) -> None:

@@ -15,7 +15,6 @@ from zlib import crc32
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from ariadne import tree
 from ariadne.errors import BoundaryError, named
@@ -28,6 +27,7 @@ from ariadne.stopped.laid import Laid
 from ariadne.stopped.noted import CONTAINERS, Before, Lost
 from ariadne.stopped.plain import Told, told_of
 from ariadne.stopped.python import MISSING, Place, PythonState, Undoing, fill_kept, set_generators
+from ariadne.stopped.unseen import Unseen, enter, leave
 
 _ASTRAY = (
     "before the cut forward goes another way here than where the prefix ran ({}): what it follows differs, such as an attribute, a "
@@ -35,7 +35,7 @@ _ASTRAY = (
 )
 
 
-class Skipping(TorchFunctionMode):
+class Skipping(Unseen):
     """Gives for each call of torch what was noted for it, until the cut is passed; after it, has the state that crossed taken."""
 
     def __init__(
@@ -249,7 +249,7 @@ def run_rest(
     result = None
     depth = torch._C._len_torch_function_stack()
     try:
-        _push_mode(skipping)
+        enter(skipping)
         try:
             output = model(*args, **kwargs)
             if not skipping.standing.passed:
@@ -354,15 +354,3 @@ def _refuse_other(model: nn.Module, before: Before) -> None:
 def _table(model: nn.Module, path: str, table: str) -> dict[str, Any]:
     found = model.get_submodule(path).__dict__
     return found if table == "__dict__" else found[table]
-
-
-def leave(mode: TorchFunctionMode) -> None:
-    """Take a mode out from among those that forward has entered."""
-    above = []
-    while torch._C._len_torch_function_stack():
-        one = _pop_mode()
-        if one is mode:
-            break
-        above.append(one)
-    for other in reversed(above):
-        _push_mode(other)

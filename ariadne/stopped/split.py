@@ -47,6 +47,7 @@ from ariadne.stopped.noted import Before, Noting, Wanted
 from ariadne.stopped.proof import as_found, hold, in_its_thread, isolated, measured_on, prove_step, see_draws
 from ariadne.stopped.skipped import run_rest
 from ariadne.stopped.standing import Stood, unmoved_since
+from ariadne.stopped.unseen import unseen
 from ariadne.units import size
 
 _OF_A_PLAN = frozenset(
@@ -455,9 +456,10 @@ class PythonSplit(NotCalled):
             places = frozenset(place for place, _, _ in halt.before.attributes)
             crossed = handed_on((*tensors, *halt.kept), grad)
             known = self.wanted.attributes | places
-            _, used = run_rest(
-                self.model, self.module, self.candidate.call, halt.before, crossed, known=known, watch=True
-            )
+            with unseen():
+                _, used = run_rest(
+                    self.model, self.module, self.candidate.call, halt.before, crossed, known=known, watch=True
+                )
             self.wanted.add(used, noting.site_of, places)
 
         def afar(*args: Any, **kwargs: Any) -> Any:

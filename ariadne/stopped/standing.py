@@ -11,7 +11,7 @@ import os
 import secrets
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from types import MappingProxyType
@@ -20,7 +20,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from ariadne import tree
 from ariadne.errors import BoundaryError
@@ -29,11 +28,12 @@ from ariadne.stopped.absent import ANSWERED
 from ariadne.stopped.laid import Laid
 from ariadne.stopped.noted import Before, Noting, bound_in, marks_of, memory_of, stands, state_of, version_of
 from ariadne.stopped.python import Undoing
+from ariadne.stopped.unseen import Unseen, unseen
 
 Moved = dict[str, tuple[torch.Tensor, ...]]  # by name: what stands there now, and what did
 
 
-class Looking(TorchFunctionMode):
+class Looking(Unseen):
     """Tells which of the model's tensors the ops take that run under it: for a prefix of which nothing else is noted."""
 
     def __init__(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -196,7 +196,7 @@ def unmoved_since(model: nn.Module, before: Before, laid: Laid) -> Unmoved:
     return Unmoved(model, moved, since)
 
 
-class Unmoved(TorchFunctionMode):
+class Unmoved(Unseen):
     """Refuses each op that takes one of these tensors of the model, which another call has moved, and a suffix that writes one.
 
     `apart`: those which the prefix read on a model of its own, and which are only not to be written. `since` is told of the end.
@@ -230,14 +230,14 @@ class Unmoved(TorchFunctionMode):
                 self.error = self.error or refusal([name])
                 raise self.error
 
-    def over(self, go_on: Callable[[TorchFunctionMode | None], Any]) -> Any:
+    def over(self, go_on: Callable[[Unseen | None], Any]) -> Any:
         """What a forward gives that goes on under this, where there is something to refuse."""
         with self.to_the_end():
             return self.settle(go_on(self if self.memories else None))
 
     def within(self, run: Callable[[], Any]) -> Any:
         """What a function gives that runs under this."""
-        with self.to_the_end(), self if self.memories else nullcontext():
+        with self.to_the_end(), unseen(self if self.memories else None):
             return self.settle(run())
 
     @contextmanager

@@ -1,0 +1,198 @@
+"""Unseen: modes of ours that forward's Python does not hear of when it asks whether anything overrides torch's functions.
+
+Under any `TorchFunctionMode` the answer is yes, and `nn.MultiheadAttention` and the modules of a transformer leave their fast path.
+Torch itself is told the truth where it asks so as to hand the call to the mode.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+
+from ariadne.forks import renewed, rlock
+from ariadne.stopped.absent import Ghost
+
+_lock = rlock()
+_within: Counter[int] = Counter()  # by thread: how many such modes are on in it, or blocks of `unseen`
+_put: list[tuple[dict[str, Any], str]] = []  # where questions stand in place of torch's own
+_looked: WeakKeyDictionary[ModuleType, tuple[int, list[str]]] = (
+    WeakKeyDictionary()
+)  # how many names it had; which are such
+
+
+class Unseen(TorchFunctionMode):
+    """A mode that is put on by `enter`, and of which forward does not hear."""
+
+
+class _Question:
+    """Stands for a function of torch's that tells whether anything overrides one; equal to it, for tables that know it."""
+
+    def __init__(self, plain: Any) -> None:
+        self.plain, self.__name__ = plain, plain.__name__
+        self.__doc__ = plain.__doc__
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self.plain
+
+    def __hash__(self) -> int:
+        return hash(self.plain)
+
+    def __call__(self, *args: Any) -> Any:
+        name = str(sys._getframe(1).f_globals.get("__name__"))
+        if name.partition(".")[0] == "torch" and not name.startswith("torch.nn.modules."):
+            return self.plain(*args)
+        if self.plain is _OF_MANY and len(args) == 1:
+            args = (tuple(map(_seen, args[0])),)
+        else:
+            args = tuple(map(_seen, args))
+        stack = _get_current_function_mode_stack()
+        if not any(isinstance(mode, Unseen) for mode in stack):
+            return self.plain(*args)
+        for _ in stack:
+            _pop_mode()
+        try:
+            for mode in stack:
+                if not isinstance(mode, Unseen):
+                    _push_mode(mode)
+            return self.plain(*args)
+        finally:
+            while torch._C._len_torch_function_stack():
+                _pop_mode()
+            for mode in stack:
+                _push_mode(mode)
+
+
+def _seen(given: Any) -> Any:
+    """What a question is asked of; a tensor without data stands for a plain one."""
+    return None if type(given) is Ghost else given
+
+
+_OF_MANY: Any = torch._C._has_torch_function
+_ASKED = (_OF_MANY, torch._C._has_torch_function_unary, torch._C._has_torch_function_variadic)
+_QUESTIONS = {id(plain): _Question(plain) for plain in _ASKED}
+_PLAIN = {id(question): question.plain for question in _QUESTIONS.values()}
+
+
+def enter(mode: Unseen) -> None:
+    """Put a mode on in this thread."""
+    _begin()
+    _push_mode(mode)
+
+
+def leave(mode: Unseen) -> None:
+    """Take a mode out from among those that forward has entered."""
+    above = []
+    while torch._C._len_torch_function_stack():
+        one = _pop_mode()
+        if one is mode:
+            _end()
+            break
+        above.append(one)
+    for other in reversed(above):
+        _push_mode(other)
+
+
+def leave_all() -> None:
+    """Take all modes off in this thread."""
+    while torch._C._len_torch_function_stack():
+        if isinstance(_pop_mode(), Unseen):
+            _end()
+
+
+def beneath(mode: Unseen) -> None:
+    """Put a mode below those that forward has entered, so that each is left in its turn."""
+    above = []
+    while torch._C._len_torch_function_stack():
+        above.append(_pop_mode())
+    enter(mode)
+    for other in reversed(above):
+        _push_mode(other)
+
+
+@contextmanager
+def unseen(mode: Unseen | None = None) -> Iterator[None]:
+    """While in the block, forward hears neither of such a mode nor of tensors without data."""
+    _begin()
+    try:
+        if mode is not None:
+            enter(mode)
+        try:
+            yield
+        finally:
+            if mode is not None:
+                leave(mode)
+    finally:
+        _end()
+
+
+def _begin() -> None:
+    with _lock:
+        first = not _within.total()
+        _within[threading.get_ident()] += 1
+        if first:
+            _replace()
+
+
+def _end() -> None:
+    with _lock:
+        me = threading.get_ident()
+        _within[me] -= 1
+        if not _within[me]:
+            del _within[me]
+        if not _within:
+            _restore()
+
+
+def _replace() -> None:
+    """Have questions stand wherever a module outside of torch's holds the functions, and where torch's modules look them up."""
+    for module in [*sys.modules.values()]:
+        if not isinstance(module, ModuleType):
+            continue
+        table = module.__dict__
+        for name in _names_in(module, table):
+            found = table.get(name)
+            if id(found) in _QUESTIONS or id(found) in _PLAIN:  # one that it has found while they stood elsewhere
+                table[name] = _QUESTIONS.get(id(found), found)
+                _put.append((table, name))
+
+
+def _names_in(module: ModuleType, table: dict[str, Any]) -> list[str]:
+    """The names under which a module holds them, looked for anew where it has other many names than before."""
+    known = _looked.get(module)
+    if known is not None and known[0] == len(table):
+        return known[1]
+    names: list[str] = []
+    inside = str(table.get("__name__")).partition(".")[0] in ("torch", "ariadne")
+    if not inside or module is torch.overrides or module is torch._C:
+        names = [n for n, value in [*table.items()] if id(value) in _QUESTIONS or id(value) in _PLAIN]
+    _looked[module] = len(table), names
+    return names
+
+
+def _restore() -> None:
+    for table, name in _put:
+        plain = _PLAIN.get(id(table.get(name)))
+        if plain is not None:
+            table[name] = plain
+    _put.clear()
+
+
+def _in_child() -> None:
+    """Of the threads that had such modes, a child has but this one."""
+    for thread in [*_within]:
+        if thread != threading.get_ident():
+            del _within[thread]
+    if not _within:
+        _restore()
+
+
+renewed(_in_child)
