@@ -47,7 +47,7 @@ class Spec:
             and len(mine) == len(theirs)
             and (all(map(is_, mine, theirs)) or all(map(identical, mine, theirs)))
             and self.children == other.children
-            and self.context == other.context
+            and identical(self.context, other.context)
         )
 
     def __hash__(self) -> int:

@@ -64,10 +64,13 @@ def _copied(value: Any) -> Any:
         ) from error
 
 
+_KINDS = ("dtype", "typecode", "format", "shape", "strides")  # of a numpy array, an array of Python's, a memoryview
+
+
 def _data(value: Any) -> tuple[Any, ...]:
     if getattr(getattr(value, "dtype", None), "kind", "") == "O":
-        return (value.shape, value.ravel().tolist())
-    return (*(getattr(value, name, None) for name in ("dtype", "shape", "strides")), value.tobytes())
+        return (type(value), value.shape, value.ravel().tolist())
+    return (type(value), *(getattr(value, name, None) for name in _KINDS), value.tobytes())
 
 
 def _matches(now: Any, then: tuple[Any, ...], seen: list[Any]) -> bool:
@@ -77,7 +80,7 @@ def _matches(now: Any, then: tuple[Any, ...], seen: list[Any]) -> bool:
     if kind == "plain":
         return tree.identical(now, rest[0])
     if kind == "data":
-        return (is_array(now) or hasattr(type(now), "tobytes")) and bool(_data(now) == rest[0])
+        return (is_array(now) or hasattr(type(now), "tobytes")) and tree.identical(_data(now), rest[0])
     if kind == "same":
         return now is rest[0] or (not is_a(now, torch.Tensor) and tree.identical(now, rest[0]))
     if kind == "equal":
@@ -88,8 +91,8 @@ def _matches(now: Any, then: tuple[Any, ...], seen: list[Any]) -> bool:
     if kind == "any":
         return True
     if kind == "set":
-        return bool(({*now} if is_a(rest[1], set) else [*map(id, now)]) == rest[1])
+        return tree.identical({*now}, rest[1]) if is_a(rest[1], set) else [*map(id, now)] == rest[1]
     steps = [(s, v) for s, v in held(now) if s not in rest[3]]
-    return bool(tuple(s for s, _ in steps) == rest[1]) and all(
+    return tree.identical(tuple(s for s, _ in steps), rest[1]) and all(
         _matches(value, was, seen) for (_, value), was in zip(steps, rest[2], strict=True)
     )
