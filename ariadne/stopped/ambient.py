@@ -122,9 +122,9 @@ class Ambient:
         other = next((m for m in modes if not isinstance(m, DeviceContext)), None)
         if isinstance(other, Unseen):
             raise UnsupportedError(
-                "a Python split was called within another call of one: within loss_fn, or in the model's own forward, which runs under "
-                "what follows it. Call it before train_suffix, and give its result to loss_fn by targets or a variable; or call the "
-                "model itself there"
+                "a Python split was called within another call of one: within loss_fn, or in the model's own forward, which runs "
+                "under what follows it. Call it before train_suffix, and give its result to loss_fn by targets or a variable; or "
+                "call the model itself there"
             )
         if other is not None or _len_torch_dispatch_stack():
             found = type(other).__name__ if other is not None else "a TorchDispatchMode"

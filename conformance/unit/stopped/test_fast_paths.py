@@ -110,7 +110,9 @@ def test_the_models_own_question_is_answered_as_in_the_whole_model_and_put_back(
     same_ways(prepare_split(model, (x,), split="after:head", fallback="python"), model, x)
     same_ways(prepare_split(model, (x,), split="after:stem", fallback="python"), model, x)
     held = torch._C._has_torch_function, torch.overrides.has_torch_function, vars(sys.modules[__name__])
-    assert held[0] is plain and held[1] is plain and held[2]["has_torch_function"] is plain
+    assert held[0] is plain
+    assert held[1] is plain
+    assert held[2]["has_torch_function"] is plain
 
 
 class Other(TorchFunctionMode):
@@ -137,7 +139,8 @@ def test_a_nested_tensor_without_data_tells_no_sizes() -> None:
     kind = Absent.of(torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)]))
     assert kind is not None
     ghost = Ghost.of(kind, ("call", 0, 0), "one", Standing())
-    assert ghost.is_nested and ghost.dim() == 3
+    assert ghost.is_nested
+    assert ghost.dim() == 3
     with pytest.raises(BoundaryError, match="sizes of one, a nested tensor"):
         ghost.size(0)
 
