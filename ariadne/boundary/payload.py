@@ -41,9 +41,8 @@ class BoundaryPayload:
     (1605632, {'layer3_1_relu_call2': [8, 256, 14, 14]})
     """
 
-    __slots__ = ("__weakref__", "_before", "_casts", "_consumed", "_disturbed", "_graph", "_held", "_moves", "_noted", "_quiet",
-                 "_shared",
-                 "_stood", "autocast", "batch", "labels", "plan_signature", "raw", "requires_grad", "split_id",
+    __slots__ = ("__weakref__", "_before", "_casts", "_consumed", "_disturbed", "_earlier", "_graph", "_held", "_moves", "_noted",
+                 "_quiet", "_shared", "_stood", "autocast", "batch", "labels", "plan_signature", "raw", "requires_grad", "split_id",
                  "weights")  # fmt: skip
 
     def __init__(
@@ -70,6 +69,9 @@ class BoundaryPayload:
         self._noted: Shares = ()  # leaves of neither side, with what the loss gave them
         self._casts: Any = None  # which casts autocast kept as the prefix had run
         self._disturbed = False  # whether loss_fn itself put gradients on parameters of the prefix
+        self._earlier: frozenset[int] = (
+            frozenset()
+        )  # ids of the suffix's parameters to whose gradients train_suffix added
 
     @property
     def protocol_version(self) -> int:
@@ -200,6 +202,7 @@ class BoundaryPayload:
     def trained_as(self, narrow: BoundaryPayload) -> None:
         """Take over what the suffix's step left in a narrower form of this boundary for `backward_prefix`."""
         self._shared, self._noted, self._disturbed = narrow._shared, narrow._noted, narrow._disturbed
+        self._earlier = narrow._earlier
 
     def to_bytes(self) -> bytes:
         """The payload as bytes, for any process that prepared the same split.

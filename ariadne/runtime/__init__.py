@@ -43,6 +43,7 @@ from ariadne.runtime.training import (
     train_suffix,
     walks,
     watched_walk,
+    with_gradients,
 )
 from ariadne.runtime.variant import OnChange, Settings, Variant, keeps_sides, told_apart
 from ariadne.runtime.waiting import Ends, caught, leaves_of, led_to, rejoins

@@ -164,6 +164,8 @@ def train_suffix(
     boundary.consume("train_suffix")
     if optimizer is not None:
         clear(optimizer)
+    elif here:
+        boundary._earlier = with_gradients(owned.suffix)
     enabled = _is_grad_enabled()
     _set_grad_enabled(True)
     try:
@@ -414,6 +416,8 @@ def backward_prefix(
             "prefix; backward_prefix with an optimizer would clear them. Return the sum of the losses from loss_fn; or pass "
             "optimizer=None, and step and clear the gradients yourself"
         )
+    if optimizer is not None and boundary._earlier:
+        _refuse_earlier(optimizer, boundary._earlier.difference(map(id, owned.shared)))
     boundary.consume("backward_prefix")
     waiting, noted = boundary._shared, boundary._noted
     boundary._graph, boundary._shared, boundary._noted = (), (), ()
@@ -441,6 +445,23 @@ def backward_prefix(
         step(optimizer, scaler)
     if scaler is not None and optimizer is not None:
         scaler.update()
+
+
+def with_gradients(parameters: Iterable[torch.Tensor]) -> frozenset[int]:
+    """The ids of those that hold a gradient now."""
+    return frozenset([id(p) for p in parameters if p.is_leaf and p.grad is not None])
+
+
+def _refuse_earlier(optimizer: torch.optim.Optimizer, earlier: Collection[int]) -> None:
+    """Raise `TrainingError` where an optimizer would step a parameter of the suffix by gradients of earlier rounds, too."""
+    found = [tuple(p.shape) for group in optimizer.param_groups for p in group["params"] if id(p) in earlier]
+    if found:
+        raise TrainingError(
+            f"the optimizer of the prefix owns {len(found)} parameter(s) of the suffix (shape {found[0]}), which had gradients "
+            "before this round, and train_suffix added to them: only what it is given clears them. Give train_suffix an optimizer "
+            "with these, and backward_prefix one with prefix_parameters(); or pass None to both, call zero_grad() before and "
+            "step() after"
+        )
 
 
 def _refuse_another_kind(label: str, gradient: Any, t: torch.Tensor) -> None:

@@ -35,6 +35,7 @@ from ariadne.runtime import (
     train_suffix,
     walks,
     watched_walk,
+    with_gradients,
 )
 from ariadne.stopped.boundary import StoppedBoundary
 from ariadne.stopped.calls import WITHIN, CallCandidate, Measured, choose, nearby, signature_of
@@ -287,6 +288,8 @@ class PythonSplit(NotCalled):
         mine.consume("train_suffix")
         if optimizer is not None:
             optimizer.zero_grad(set_to_none=True)
+        else:
+            mine._earlier = with_gradients(owned.suffix)
         tensors = {label: t for label, t in tree.paths(graph[0], mine.labels[0]) if isinstance(t, torch.Tensor)}
         crossing = Crossing(halt.made, {id(t): label for label, t in reversed(tensors.items())}, unmoved)
 

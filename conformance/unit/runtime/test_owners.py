@@ -439,3 +439,26 @@ def test_parameters_in_plain_lists_are_no_ones(drawn: bool) -> None:
         for a, b in ((whole, split), (whole.teachers[0], split.teachers[0])):
             same(state(a), state(b), f"step {i}")
         same(whole.scales[0].grad, split.scales[0].grad)
+
+
+@pytest.mark.parametrize("drawn", [False, True], ids=["graph", "python"])
+def test_an_optimizer_of_both_sides_that_the_prefix_alone_gets_may_not_step_what_adds_up(drawn: bool) -> None:
+    torch.manual_seed(0)
+    model: Any = Beside() if drawn else Net(False)
+    if drawn:
+        model.c.register_forward_hook(lambda module, args, output: output + float(numpy.random.rand()) * 0)
+    runtime: Any = prepare_split(model, (numbers(4, 6),), split="after:b", fallback="python")
+    both = adam(model.parameters())
+
+    def round_() -> None:
+        boundary = runtime.run_training_prefix(numbers(4, 6))
+        _, gradients = runtime.train_suffix(boundary, loss_fn=lambda o, _: plain(model, o))
+        runtime.backward_prefix(boundary, gradients, optimizer=both)
+
+    round_()
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(TrainingError, match=r"owns 4 parameter\(s\) of the suffix .* had gradients before this round"):
+        round_()
+    same(before, [p.detach() for p in model.parameters()])
+    both.zero_grad()
+    round_()
