@@ -96,7 +96,8 @@ def _forwards(cls: type) -> dict[CodeType, str]:
 class Ambient:
     """The modes of one thread, and the switches of the process, at one moment.
 
-    `autocast`: device, whether it is on, and its dtype, of each; `cache`: whether casts are kept. `modes`: default devices.
+    `autocast`: device, whether it is on, and its dtype, of each; `cache`: whether casts are kept, until the outermost of
+    `nesting` blocks ends. `modes`: default devices.
     `hooks`: those on tensors that are saved for a backward pass, and `unhooked` why there may be none. `keys`: of torch's
     dispatcher, which are included and excluded. `switches` are the process's, in the order of `SWITCHES`.
     """
@@ -105,6 +106,7 @@ class Ambient:
     inference: bool
     autocast: tuple[tuple[str, bool, torch.dtype], ...]
     cache: bool
+    nesting: int
     modes: tuple[Any, ...]
     hooks: Any
     replay: bool
@@ -148,6 +150,7 @@ class Ambient:
             torch.is_inference_mode_enabled(),
             autocast,
             torch.is_autocast_cache_enabled(),
+            _nesting(),
             modes,
             top_hooks(False),
             torch._C._is_view_replay_enabled(),
@@ -167,7 +170,7 @@ class Ambient:
                 found = switched(was, is_now)
                 if found:
                     return found
-            elif field.name != "grad" and was != is_now:
+            elif field.name not in ("grad", "nesting") and was != is_now:
                 return f"{_WORDS[field.name]} was {was!r}, and is {is_now!r} now"
         return None
 
@@ -187,10 +190,12 @@ class Ambient:
             if self.inference:
                 stack.enter_context(torch.inference_mode())
             for device, on, dtype in self.autocast:
-                if on:
-                    stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=self.cache))
-                elif torch.get_autocast_dtype(device) != dtype:
+                if torch.get_autocast_dtype(device) != dtype:
                     torch.set_autocast_dtype(device, dtype)
+                if on:  # no block, whose end would forget casts that the whole model goes on with in your block
+                    torch.set_autocast_enabled(device, True)
+            for _ in range(self.nesting):  # nor is one that forward opens the outermost
+                torch.autocast_increment_nesting()
             torch.set_autocast_cache_enabled(self.cache)
             torch._C._set_fwd_grad_enabled(self.forward_ad)
             if self.unhooked is not None:
@@ -203,6 +208,12 @@ class Ambient:
                     "it outside of that block"
                 )
             yield
+
+
+def _nesting() -> int:
+    """How many blocks of autocast this thread is in."""
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
 
 
 def _keys() -> tuple[int, int]:
