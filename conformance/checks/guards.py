@@ -88,15 +88,23 @@ def _probe(bench: Bench, case: Case, probe: Probe, trained: bool = False) -> str
     split = bench.split("q50", case.training, "refusing", trained=trained)
     twin = bench.whole(case.training)
     given, ours = probe.inputs(bench.inputs(REFERENCE)), probe.inputs(bench.inputs(REFERENCE))
-    plain = _told(split) - {id(p) for p in split.model.parameters()}  # tensors that stand in no registry
+    told = _told(split)
+    owned = {name: p for name, p in split.model.named_parameters(remove_duplicate=False) if id(p) in told}
     if given is None or ours is None or not (probe.change(split.model) and probe.change(twin)):
         return "not applicable"
     with probe.within(twin):
         found = _compared(bench, probe, name, split, twin, given, ours, trained)
-    if found.startswith("followed") and not _told(split) - plain <= {id(p) for p in split.model.parameters()}:
-        raise Stop(
-            Status.FAIL_STATE, f"{name}: no guard fired, and a side tells of a parameter that the model has no more"
-        )
+    if found.startswith("followed"):
+        told, now = _told(split), dict(split.model.named_parameters(remove_duplicate=False))
+        if not told <= {id(p) for p in now.values()}:
+            raise Stop(
+                Status.FAIL_STATE, f"{name}: no guard fired, and a side tells of a parameter that the model has no more"
+            )
+        lost = [n for n, p in owned.items() if now.get(n, p) is not p and id(now[n]) not in told]
+        if lost:
+            raise Stop(
+                Status.FAIL_STATE, f"{name}: no guard fired, and no side tells of {lost[0]!r}, which is another one"
+            )
     return found
 
 
