@@ -42,8 +42,8 @@ def patch(recorder: Recorder, patches: Patches) -> None:
         if id(self) in before:
             with recorder.aside():
                 then = before.pop(id(self))
-                recorder.recording.repeated |= then.spots(by_key=True)
                 if changed := then.spots(by_key=True):
+                    recorder.recording.repeated |= changed
                     recorder.rerun.append((changed, then.anew()))
         return plain_leave(self, *error)
 

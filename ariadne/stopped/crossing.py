@@ -16,7 +16,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from ariadne import tree
 from ariadne.errors import TrainingError
-from ariadne.runtime import Gradients, Tap, led_to, rejoins
+from ariadne.runtime import TAPS, Gradients, Tap, led_to, rejoins
 from ariadne.stopped.standing import Unmoved
 from ariadne.stopped.unseen import Unseen
 
@@ -202,7 +202,7 @@ class Crossing(Unseen):
             seen.add(node)
             if isinstance(node, _AccumulateGrad):
                 leaves.append(node.variable)
-            elif isinstance(node, Tap._backward_cls):
+            elif isinstance(node, TAPS):
                 crossed.append(by_label[node.label])  # type: ignore[attr-defined]
             elif node._sequence_nr() < self.before:
                 raise TrainingError(

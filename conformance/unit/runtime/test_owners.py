@@ -60,21 +60,28 @@ def plain(model: Any, output: torch.Tensor) -> torch.Tensor:
     return output.pow(2).mean()
 
 
+def same_step(
+    whole: Any, split: Any, runtime: Any, one: Any, fronts: tuple[Any, Any], i: int, loss: Loss = plain
+) -> None:
+    """A step of both on the numbers of seed `i`: one loss, and all parameters and gradients alike after it."""
+    x = numbers(4, 6, seed=i)
+    one.zero_grad()
+    expected = loss(whole, whole(x))
+    expected.backward()
+    one.step()
+    boundary = runtime.run_training_prefix(x)
+    found, gradients = runtime.train_suffix(boundary, loss_fn=lambda o, _: loss(split, o), optimizer=fronts[1])
+    runtime.backward_prefix(boundary, gradients, optimizer=fronts[0])
+    same(expected.detach(), found)
+    same(state(whole), state(split), f"step {i}")
+
+
 def in_step(tied: bool, loss: Loss = plain, change: Callable[[Any, int], Any] = lambda m, i: None) -> None:
     whole, split, runtime = twins(tied)
-    one, (front, back) = adam(whole.parameters()), sides(runtime)
+    one, fronts = adam(whole.parameters()), sides(runtime)
     for i in range(3):
-        x = numbers(4, 6, seed=i)
         change(whole, i), change(split, i)
-        one.zero_grad()
-        expected = loss(whole, whole(x))
-        expected.backward()
-        one.step()
-        boundary = runtime.run_training_prefix(x)
-        found, gradients = runtime.train_suffix(boundary, loss_fn=lambda o, _: loss(split, o), optimizer=back)
-        runtime.backward_prefix(boundary, gradients, optimizer=front)
-        same(expected.detach(), found)
-        same(state(whole), state(split), f"step {i}")
+        same_step(whole, split, runtime, one, fronts, i, loss)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -425,19 +432,10 @@ def test_parameters_in_plain_lists_are_no_ones(drawn: bool) -> None:
     assert isinstance(runtime, PythonSplit) == drawn
     assert {*runtime.prefix_parameters(), *runtime.suffix_parameters()} == {*split.parameters()}
     assert not runtime.shared_parameters()
-    one, front, back = adam(whole.parameters()), adam(runtime.prefix_parameters()), adam(runtime.suffix_parameters())
+    one, fronts = adam(whole.parameters()), (adam(runtime.prefix_parameters()), adam(runtime.suffix_parameters()))
     for i in range(3):
-        x = numbers(4, 6, seed=i)
-        one.zero_grad()
-        expected = plain(whole, whole(x))
-        expected.backward()
-        one.step()
-        boundary = runtime.run_training_prefix(x)
-        found, gradients = runtime.train_suffix(boundary, loss_fn=lambda o, _: plain(split, o), optimizer=back)
-        runtime.backward_prefix(boundary, gradients, optimizer=front)
-        same(expected.detach(), found)
-        for a, b in ((whole, split), (whole.teachers[0], split.teachers[0])):
-            same(state(a), state(b), f"step {i}")
+        same_step(whole, split, runtime, one, fronts, i)
+        same(state(whole.teachers[0]), state(split.teachers[0]), f"step {i}")
         same(whole.scales[0].grad, split.scales[0].grad)
 
 
