@@ -21,8 +21,7 @@ from benchmarks.records import Record
 from benchmarks.runner import Options, Runner, failed_or_died
 from benchmarks.variants import EAGER, find
 
-REPLAY = ("model", "compile", "reduce-overhead", "generated", "compiled", "fixed", "compiled-reduce-overhead",
-          "reduce-overhead-fixed", "no-copies")  # fmt: skip
+REPLAY = ("model", "compile", "reduce-overhead", "default", "reduce-overhead-fixed", "graphs")
 COMPILED = ("model", "compile", "generated", "compiled", "fixed")
 STARTS = ("model", "compile", "generated", "compiled", "reduce-overhead-fixed")
 STEPS = ("equality", "compiling", "replay", "starts", "training", "batches")
@@ -44,8 +43,8 @@ def steps(models: tuple[str, ...], device: str, small: bool, cache: Path | None 
     many, train, threads = (4, 2, 1) if small else (256, 32, 4)
     zoo = tuple(m for m in models if m not in SETS["sized"])
     base = Options(
-        models, (1,), _names(REPLAY), device=device, processes=1 if small else 3, start_processes=0, threads=threads,
-        pairs=4 if small else 30, settle=2 if small else 10, abreast=abreast(), cache=cache,
+        models, (1,), _names(REPLAY), device=device, processes=1 if small else 5, start_processes=0, threads=threads,
+        pairs=4 if small else 20, settle=2 if small else 10, abreast=abreast(), cache=cache,
     )  # fmt: skip
     starts = replace(
         base, models=models[:4], variants=_names(STARTS), processes=0, start_processes=1, abreast=min(4, abreast())

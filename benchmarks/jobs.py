@@ -200,7 +200,11 @@ def _subject(job: Job) -> Subject:
 
 def _cuda_graphs(subject: Subject) -> Record:
     found = device.cuda_graphs(subject.device)
-    return {} if found is None else {"cuda_graphs": found}
+    if found is None:
+        return {}
+    splits = sys.modules.get("benchmarks.splits")
+    ours = splits.graphs_recorded() if splits is not None else 0
+    return {"cuda_graphs": found | {"recorded": found["recorded"] + ours}}
 
 
 def _variant(name: str) -> Variant:

@@ -57,23 +57,29 @@ def handed_over(subject: Subject, batch: int, compile_options: Mapping[str, Any]
 
     No mode of the library's: it tells what the copies cost.
     """
-    from ariadne.compiled import jit  # noqa: PLC0415 - the reference has no such module
+    from ariadne.compiled import graphs  # noqa: PLC0415 - the reference has no such module
 
-    kept, jit._keep = jit._keep, lambda value: value
-    try:
-        step = split(subject, batch, "compiled", compile_options)
-        with torch.no_grad():
-            args, kwargs = subject.inputs(batch)
-            step(args, kwargs)
-    finally:
-        jit._keep = kept
-    return step
+    step = split(subject, batch, "compiled", compile_options)
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        graphs.Graphs.copies = False
+        try:
+            return step(args, kwargs)
+        finally:
+            graphs.Graphs.copies = True
+
+    return run
 
 
 def ahead_of_time(subject: Subject, batch: int) -> Step:
     """Segments built by AOTInductor; packages are kept in the subject's cache, where it has one."""
     kept = {"cache_dir": str(subject.cache)} if subject.cache is not None else {}
     return split(subject, batch, "compiled", {"backend": "aot_inductor", **kept})
+
+
+def graphs_recorded() -> int:
+    """How many CUDA graphs the library recorded in this process so far."""
+    return sum(getattr(segment, "recorded", 0) for runtime in _ahead for segment in runtime.report().segments)
 
 
 def packages_compiled() -> int:

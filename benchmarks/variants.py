@@ -146,6 +146,16 @@ ALL = (
         imports=OURS,
     ),
     Variant(
+        "CUDA graphs",
+        "the split, CUDA graphs of eager code",
+        "benchmarks.splits:split",
+        {"mode": "compiled", "compile_options": {"backend": "cudagraphs"}},
+        tasks=("inference",),
+        start=True,
+        cuda=True,
+        imports=OURS,
+    ),
+    Variant(
         HANDED,
         "the same, with boundary and output left where the graphs wrote them",
         "benchmarks.splits:handed_over",
@@ -180,6 +190,7 @@ SHORT = {
     "compiled-reduce-overhead": "compiled reduce-overhead",
     "fixed": "compiled fixed",
     "reduce-overhead-fixed": "compiled reduce-overhead fixed",
+    "graphs": "CUDA graphs",
     "no-copies": HANDED,
     "aot": AHEAD,
 }

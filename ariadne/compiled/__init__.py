@@ -5,6 +5,8 @@ A plan and its source flow in; callables and reports of them flow out. The files
     lift          a segment as a kernel of tensors and a shell of Python
     compilable    kernels in one piece, with sizes and strides stated
     tracing       torch's settings while a kernel is traced
+    modes         what of torch's modes decides which code runs
+    graphs        CUDA graphs of a kernel, recorded and played
     rows          whether each sample is computed from that sample alone
     buckets       a batch padded to the next of a few sizes
     kept          packages in a folder of the user's: who may write there, and which are thrown away first

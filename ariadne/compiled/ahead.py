@@ -28,6 +28,7 @@ from ariadne.compiled.builds import Build, Start, put_off, starting
 from ariadne.compiled.exported import admitted, draws, linear, symbols
 from ariadne.compiled.kept import Broken, Kept
 from ariadne.compiled.lift import Lifted
+from ariadne.compiled.modes import modes
 from ariadne.compiled.named import names, processor, sources
 from ariadne.compiled.package import Layout, Package, lies
 from ariadne.cut import CompileOptions
@@ -67,7 +68,7 @@ class Ahead:
     def __call__(self, batch: int, *tensors: Any) -> Any:
         """Run a package that serves this batch, these tensors and the modes of the caller."""
         inputs, state = tensors[: self.split], tensors[self.split :]
-        package, ambient = self.latest, _ambient()
+        package, ambient = self.latest, modes()
         if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors):
             raise CompileError(
                 "backend 'aot_inductor' serves inference, and here gradients are wanted. To train, prepare another runtime with "
@@ -435,12 +436,6 @@ def _inductor_settings() -> str:
         return torch._inductor.config.get_hash().hex()
 
 
-def _precision() -> tuple[str, ...]:
-    """How precisely float32 is multiplied, as torch's `fp32_precision` says it of each backend."""
-    ask = torch._C._get_fp32_precision_getter
-    return ask("cuda", "matmul"), ask("cuda", "conv"), ask("mkldnn", "matmul"), ask("mkldnn", "conv")
-
-
 class _Kernel(nn.Module):
     """A kernel as a module, which is what `torch.export` takes."""
 
@@ -451,14 +446,6 @@ class _Kernel(nn.Module):
     def forward(self, *args: Any) -> Any:
         """Run the kernel."""
         return self.function(*args)
-
-
-def _ambient() -> Any:
-    """What of torch's modes decides how code is compiled: autocast, the default dtype, determinism, precision."""
-    autocast = None
-    if torch._C._is_any_autocast_enabled():
-        autocast = tuple((d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d))
-    return autocast, torch.get_default_dtype(), torch._C._get_deterministic_algorithms(), _precision()
 
 
 _TRY = "import sys, torch; torch._C._aoti.AOTIModelPackageLoader(sys.argv[1], 'model', False, 1, int(sys.argv[2]))"

@@ -151,24 +151,3 @@ def constant_dims(lifted: Lifted, args: Sequence[Any]) -> Iterator[None]:
             vars(t).pop("_dynamo_static_indices", None)
             if before is not None:
                 vars(t)["_dynamo_static_indices"] = before
-
-
-_ADDRESS = "_dynamo_static_input_type"
-
-
-@contextmanager
-def standing(lifted: Lifted, args: Sequence[Any]) -> Iterator[None]:
-    """While it lasts, torch takes the state for tensors that stay where they are, as it takes a module's parameters.
-
-    A CUDA graph reads them there; what may lie elsewhere in each call it copies first, all weights in every call. torch compares
-    the addresses before a replay and records anew where one has moved. A state that a graph writes it can record in this way alone.
-    """
-    state = args[len(args) - len(lifted.state) :] if lifted.state else ()
-    marked = [t for t in state if isinstance(t, torch.Tensor) and _ADDRESS not in vars(t)]
-    try:
-        for t in marked:
-            torch._dynamo.mark_static_address(t, guard=False)
-        yield
-    finally:
-        for t in marked:
-            vars(t).pop(_ADDRESS, None)

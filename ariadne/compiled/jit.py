@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,8 @@ import torch
 from ariadne.capture import is_opaque_call
 from ariadne.compiled.ahead import Ahead
 from ariadne.compiled.buckets import Bucketed
-from ariadne.compiled.compilable import Strides, compilable, constant_dims, odd_strides, pinned, standing
+from ariadne.compiled.compilable import Strides, compilable, constant_dims, odd_strides, pinned
+from ariadne.compiled.graphs import Graphs, unrecorded
 from ariadne.compiled.lift import Lifted, Miss, lift
 from ariadne.compiled.rows import Mixed
 from ariadne.compiled.tracing import batch_free_layouts, lock, tracing, whenever_compiled
@@ -36,7 +37,8 @@ class SegmentReport:
 
     `state` is waiting, compiled, loaded, or eager (it fell back). `compiled` counts by whether gradients were on; what goes
     beyond one of each is a recompilation, or beyond none for inference that `began_loaded`, or of a side that was compiled or
-    loaded before, for an `earlier` plan. `seconds` is the time of all calls that compiled, backward passes included. `ways` says by
+    loaded before, for an `earlier` plan. `seconds` is the time of all calls that compiled,
+    backward passes included. `recorded` counts CUDA graphs. `ways` says by
     what inference (False) and training (True) run: ahead of time, torch.compile or eager. `notes` says why, where something fell
     back, was refused, not kept, or made anew.
     """
@@ -46,6 +48,7 @@ class SegmentReport:
     state: str = "waiting"
     compiled: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
     loaded: int = 0
+    recorded: int = 0
     began_loaded: bool = False
     seconds: float = 0.0
     batches: tuple[str, ...] = ()
@@ -119,6 +122,7 @@ class CompileReport:
             counts = (
                 f"{sum(s.compiled.values())} compiled, {s.loaded} loaded, {s.recompiles} recompiled, {s.seconds:.1f} s"
             )
+            counts += f", {s.recorded} CUDA graphs" if s.recorded else ""
             lines.append(f"  {s.side} at {s.split_id}: {s.state}; {counts}")
             lines += [f"    for batch {', '.join(s.batches)}"] if s.batches else []
             ways = [f"{('inference', 'training')[grad]}: {way}" for grad, way in sorted(s.ways.items())]
@@ -130,24 +134,28 @@ class CompileReport:
 def jit(source: Source, plan: TracePlan, nodes: Sequence[TraceNode], label: str, options: CompileOptions,
         report: SegmentReport) -> Callable[..., Any]:  # fmt: skip
     """A segment under `torch.compile`; it is compiled when it is first called, once for inference and once for training."""
-    lifted = compilable(lift(source, plan))
-    graphs = cuda_graphs(options)
-    kernel = _Jit(
-        lifted, label, options, report, any(node.seeded for node in plan.nodes), any(map(is_opaque_call, nodes))
-    )
+    kernel = _kernel(source, plan, nodes, label, options, report)
+    lifted = kernel.lifted
     call = "try: {results} = hot({given})\nexcept Miss: {results} = cold({given})"
-    namespace: dict[str, Any] = {"hot": kernel.hot, "cold": kernel.cold, "Miss": Miss, "step": _step, "keep": _keep}
+    namespace: dict[str, Any] = {"hot": kernel.hot, "cold": kernel.cold, "Miss": Miss}
     if options.buckets:
         try:
             namespace["padded"] = Bucketed.of(kernel.run, lifted, plan, nodes, options.buckets)
             call = "{results} = padded({batch}, {given})"
         except Mixed as why:
             report.notes.append(f"not padded to batch_buckets, since its samples may depend on each other: {why}")
-    first = ("step()",) if graphs and lifted.name == "prefix" else ()
-    shell = lifted.shell(call, namespace, first, "keep({})" if graphs else "{}")
-    function = load(shell, f"{label}, compiled")
+    function = load(lifted.shell(call, namespace), f"{label}, compiled")
     kernel.shell = function.__globals__
     return function
+
+
+def _kernel(source: Source, plan: TracePlan, nodes: Sequence[TraceNode], label: str, options: CompileOptions,
+            report: SegmentReport) -> _Jit:  # fmt: skip
+    lifted = compilable(lift(source, plan))
+    parts = any(map(is_opaque_call, nodes))
+    eager = options.given.get("backend") == "cudagraphs"
+    why = unrecorded(plan, nodes, lifted, eager) if cuda_graphs(options) else None
+    return _Jit(lifted, label, options, report, any(node.seeded for node in plan.nodes), parts, why)
 
 
 class _Jit:
@@ -161,8 +169,10 @@ class _Jit:
         report: SegmentReport,
         seeded: bool,
         parts: bool = False,
+        unrecorded: str | None = None,
     ) -> None:
         self.parts = parts  # whether it calls what no compiler may look into
+        self.unrecorded = unrecorded  # why it can't be recorded as a CUDA graph, where one is wanted
         self.lifted, self.label, self.options, self.report = lifted, label, options, report
         self.shell: dict[str, Any] = {}
         self.seeded = seeded
@@ -172,24 +182,40 @@ class _Jit:
 
     def _prepare(self) -> None:
         self.shapes = [t.shape for t in self.lifted.read()]
-        given = dict(self.options.given)
+        graphs = cuda_graphs(self.options)
+        given = _without_graphs(self.options.given) if graphs else dict(self.options.given)
         given.setdefault("dynamic", True)
         breaks = (self.lifted.has_witness or self.parts) and not given.get("fullgraph")
         lifted = pinned(self.lifted, self.strides) if given["dynamic"] else self.lifted
         function = load(lifted.kernel(marked=not breaks, checked=bool(given["dynamic"])), f"{self.label}, kernel")
         try:
-            self.inner = dict.fromkeys((False, True), torch.compile(function, **given))
-            if cuda_graphs(self.options):
-                # Boundaries of training may be in flight in any number, and a graph has memory for one.
-                self.inner[True] = torch.compile(function, **_without_graphs(given))
+            self.inner = torch.compile(function, **given)
         except Exception as error:  # an unknown backend or mode
             raise SpecError(f"torch.compile does not take {given}: {error}") from error
-        self.lazy = breaks and all(whenever_compiled(inner, self._compiling) for inner in {*self.inner.values()})
+        self.lazy = breaks and whenever_compiled(self.inner, self._compiling)
         if given.get("disable"):
             self.hot = load(self.lifted.kernel(marked=False, checked=False), f"{self.label}, kernel")
         else:
             self.hot = self.watched if breaks else torch._dynamo.run(function)
+        if graphs:
+            self.hot = self._recorded(self.hot)
         self.shell["hot"] = self.hot
+
+    def _recorded(self, hot: Callable[..., Any]) -> Callable[..., Any]:
+        """The kernel played from CUDA graphs, where it can be, for inference."""
+        why = "it is compiled in pieces" if hot == self.watched else self.unrecorded
+        if why is not None:
+            self.report.notes.append(f"runs without CUDA graphs: {why}")
+            return hot
+        eager = None
+        if self.options.given.get("backend") == "cudagraphs":
+            compiled, eager = hot, load(self.lifted.kernel(marked=False, checked=False), f"{self.label}, kernel")
+            self.report.state, self.report.ways[False] = "compiled", "CUDA graphs of eager code"
+
+            def hot(*args: Any) -> Any:
+                return (compiled if torch.is_grad_enabled() else eager)(*args)
+
+        return Graphs(hot, len(self.lifted.inputs) + (self.lifted.batch is None), self.report, eager=eager is not None)
 
     def run(self, *args: Any) -> Any:
         """Run what is compiled, and compile what is missing."""
@@ -212,8 +238,8 @@ class _Jit:
             before = _written(args)
             self.report.reach("torch.compile")
             try:
-                with tracing(self.seeded), constant_dims(self.lifted, args), self._addresses(args):
-                    result = self.inner[grad](*args)
+                with tracing(self.seeded), constant_dims(self.lifted, args):
+                    result = self.inner(*args)
             except Miss:
                 return self._failed(self._gave_up(grad), None, args)
             except (AriadneError, MemoryError, torch.OutOfMemoryError):
@@ -232,7 +258,7 @@ class _Jit:
         with lock:  # torch.compile changes a setting at each call, and two threads are to compile nothing twice
             try:
                 with nullcontext() if self.lazy else self._compiling():
-                    result = self.inner[grad](*args)
+                    result = self.inner(*args)
             except (AriadneError, MemoryError, torch.OutOfMemoryError):
                 raise
             except Exception as error:
@@ -256,7 +282,7 @@ class _Jit:
     def _compiling(self) -> Iterator[None]:
         """What has to hold while a piece of a kernel is compiled in a call of `watched`."""
         call: _Call = self.now.call
-        with tracing(self.seeded), _no_giving_up(), self._addresses(call.args):
+        with tracing(self.seeded), _no_giving_up():
             pieces, call.start = _pieces(), call.start or time.perf_counter()
             call.before = _written(call.args) if call.before is None else call.before
             self.report.reach("torch.compile")
@@ -265,9 +291,6 @@ class _Jit:
             finally:
                 self.report.reach("")
                 call.pieces += _pieces() - pieces
-
-    def _addresses(self, args: tuple[Any, ...]) -> AbstractContextManager[None]:
-        return standing(self.lifted, args) if cuda_graphs(self.options) else nullcontext()
 
     def _gave_up(self, grad: bool) -> str:
         count = self.report.compiled[grad]
@@ -368,6 +391,8 @@ def cuda_graphs(options: CompileOptions) -> bool:
     """Whether what runs on CUDA is to run as CUDA graphs: by a mode, an option, the backend, or inductor's own setting."""
     if options.ahead or not torch.cuda.is_available():
         return False
+    if options.chosen:
+        return True
     given = options.given
     if (backend := given.get("backend", "inductor")) != "inductor":
         return bool(backend == "cudagraphs")
@@ -389,22 +414,11 @@ def _inductor_options(given: Mapping[str, Any]) -> dict[str, Any]:
     return {**torch._inductor.list_mode_options().get(mode, {}), **(named if isinstance(named, Mapping) else {})}
 
 
-def _step() -> None:
-    torch.compiler.cudagraph_mark_step_begin()
-
-
-def _keep(value: Any) -> Any:
-    """A copy of what lies in memory that a CUDA graph writes again when it next runs; with gradients on there are none."""
-    graphs = isinstance(value, torch.Tensor) and value.is_cuda and not torch.is_grad_enabled()
-    return value.clone() if graphs else value
-
-
-def ahead(
-    source: Source, plan: TracePlan, label: str, options: CompileOptions, report: SegmentReport
-) -> Callable[..., Any]:
+def ahead(source: Source, plan: TracePlan, label: str, options: CompileOptions, report: SegmentReport,
+          instead: Callable[[], Callable[..., Any]] | None = None) -> Callable[..., Any]:  # fmt: skip
     """A segment for inference, compiled ahead of time when it is first called, or loaded from where packages are kept.
 
-    With `chosen` options torch.compile takes what can't be a package.
+    What can't be a package is run by what `instead` makes.
     """
     given = options.given.get("options") or {}
     unknown = sorted(given.keys() - {*torch._inductor.list_options()}) if given else []
@@ -413,12 +427,8 @@ def ahead(
             f"compile_options: inductor has no setting {', '.join(map(repr, unknown))}; torch._inductor.list_options() names all"
         )
     lifted = compilable(lift(source, plan))
-
-    def instead() -> Callable[..., Any]:
-        return _Jit(lifted, label, options, report, any(node.seeded for node in plan.nodes)).run
-
     kernel = Ahead(lifted, plan, label, options, report, batch_free_layouts, lambda why: refused(lifted, options, why), lock,
-                   instead if options.chosen else None)  # fmt: skip
+                   instead)  # fmt: skip
     call = "{results} = kernel({batch}, {given})" if lifted.batch else "{results} = kernel({given})"
     return load(lifted.shell(call, {"kernel": kernel}, read=lifted.reader()), f"{label}, compiled")
 
@@ -432,10 +442,14 @@ EAGER_TRAINING = (
 def best(source: Source, plan: TracePlan, nodes: Sequence[TraceNode], label: str, options: CompileOptions,
          report: SegmentReport, *, in_pieces: bool) -> Callable[..., Any]:  # fmt: skip
     """A segment run by what is known to serve best: on a CPU ahead of time for inference and eagerly for training; on CUDA by
-    torch.compile."""  # fmt: skip
+    torch.compile, from CUDA graphs for inference."""  # fmt: skip
     eager = load(source, label)
     native = (
-        jit(source, plan, nodes, label, options, report) if in_pieces else ahead(source, plan, label, options, report)
+        jit(source, plan, nodes, label, options, report)
+        if in_pieces
+        else ahead(
+            source, plan, label, options, report, lambda: _kernel(source, plan, nodes, label, options, report).run
+        )
     )
     later: list[Callable[..., Any]] = []
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from ariadne import SplitSpec, prepare_split
-from ariadne.compiled import cuda_graphs, jit
+from ariadne import prepare_split
+from ariadne.compiled import cuda_graphs
 from ariadne.compiled.jit import _without_graphs
 from ariadne.cut import CompileOptions
 from conformance.unit.compiled_kit import Offset, halves, made, whole
@@ -94,7 +94,8 @@ def test_two_threads_that_miss_together_compile_once() -> None:
 @pytest.mark.parametrize(
     ("options", "graphs", "training"),
     [
-        ({}, False, None),
+        ({}, True, None),
+        ({"dynamic": True}, False, None),
         ({"mode": "reduce-overhead"}, True, {"options": {"triton.cudagraphs": False}}),
         ({"options": {"triton.cudagraphs": True, "max_fusion_size": 8}}, True,
          {"options": {"triton.cudagraphs": False, "max_fusion_size": 8}}),
@@ -127,25 +128,3 @@ def test_where_graphs_are_recorded_warmup_runs_until_they_are(monkeypatch: pytes
         monkeypatch.setattr(runtime, "run_suffix", lambda boundary: None)
         runtime.warmup(numbers(3, 5))
         assert ran == batches
-
-
-@pytest.mark.parametrize("graphs", [False, True])
-def test_state_stands_still_for_cuda_graphs_and_is_left_unmarked(monkeypatch: pytest.MonkeyPatch, graphs: bool) -> None:
-    name, marked = "_dynamo_static_input_type", set()
-
-    def backend(module: Any, inputs: Any, **_: Any) -> Any:
-        for node in module.graph.find_nodes(op="placeholder"):
-            if node.meta.get("tensor_dict", {}).get(name):
-                marked.add(str(node.target))
-        return module.forward
-
-    monkeypatch.setattr(jit, "cuda_graphs", lambda options: graphs)
-    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
-    runtime = prepare_split(
-        model, (numbers(2, 4),), split=SplitSpec("percent:50"), mode="compiled", compile_options={"backend": backend}
-    )
-    with torch.no_grad():
-        runtime.run_suffix(runtime.run_prefix(numbers(2, 4)))
-    statistics = {m for m in marked if "running" in m}
-    assert len(statistics) == (4 if graphs else 0), "what a graph would copy in each call"
-    assert not any(name in vars(b) for b in model.buffers()), "the mark is the compiler's alone"
