@@ -11,7 +11,7 @@ sides, and it knows neither that the boundary is given away nor what the plan sa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,10 +19,10 @@ import torch
 from ariadne.compiled.lift import Lifted, Miss
 from ariadne.compiled.modes import libraries, modes
 from ariadne.forks import rlock
-from ariadne.guards import alike
 from ariadne.plan import TraceNode, TracePlan, may_draw
 
 DEVICE = "cuda"
+FEW = 64  # elements of a tensor on the CPU that a graph may hold as numbers
 MOST = 16  # graphs of one kernel; each takes memory
 MOVES = 4  # how often tensors of the model may move before nothing is recorded any more
 _data_ptr = torch.Tensor.data_ptr
@@ -45,30 +45,88 @@ def unrecorded(plan: TracePlan, nodes: Sequence[TraceNode], lifted: Lifted, eage
                 return f"{node.name!r} is no tensor"
             if any(not size.names <= {lifted.symbol, *plan.over} for size in sizes):
                 return f"the size of {node.name!r} follows data"
-    if len({plan.values[o].device for node in nodes for o in node.outputs} - {""}) > 1:
+    if len({plan.values[o].device for node in nodes for o in node.outputs} - {"", "cpu"}) > 1:
         return "it runs on several devices"
     return None
 
 
-@dataclass
-class _Graph:
-    """A graph, where it reads its inputs and writes its results, and the tensors of the model that it was recorded for.
-
-    `shapes`: for each input, the sizes of the part that is copied, where elements share memory (it is expanded), else None.
-    `written`: the tensors among the results, each once, with the same of them.
-    """
-
-    replay: Callable[[], None]
-    places: list[torch.Tensor]
-    shapes: list[tuple[int, ...] | None]
-    results: tuple[Any, ...]
-    written: list[tuple[torch.Tensor, tuple[int, ...] | None]]
-    stands: Callable[..., bool]
-    addresses: list[int]
+def writes_state(plan: TracePlan, nodes: Sequence[TraceNode]) -> bool:
+    """Whether these ops write into tensors of the model."""
+    state = {value.storage for value in plan.values.values() if value.is_state} - {-1}
+    return any(plan.values[name].is_state or plan.values[name].storage in state for n in nodes for name in n.writes)
 
 
 class _Unrecordable(Exception):
     """Why nothing can be recorded; empty where nobody asks."""
+
+
+class _Graph:
+    """A graph: where it reads its inputs and writes its results, and what it was recorded for.
+
+    `numbers`: what its kernel was given beside tensors, by position; `fits` tells inputs that are as those it was recorded for,
+    `stands` tensors of the model that are where they were, and lie as they did. `host`: tensors of the model on the CPU, and what
+    they held, which the graph holds as numbers.
+    """
+
+    def __init__(self, replay: Callable[[], None], given: Sequence[Any], places: list[torch.Tensor],
+                 results: tuple[Any, ...], state: Sequence[torch.Tensor], modes: tuple[Any, ...]) -> None:  # fmt: skip
+        tensors = [t for t in given if isinstance(t, torch.Tensor)]
+        self.replay, self.places, self.modes = replay, places, modes
+        self.at = [i for i, t in enumerate(given) if isinstance(t, torch.Tensor)]
+        self.numbers = [(i, t) for i, t in enumerate(given) if not isinstance(t, torch.Tensor)]
+        self.fits, self.stands = _alike(tensors), _alike(state)
+        self.addresses: list[int | None] = [*map(_data_ptr, state)]
+        self.indices = [*range(len(state))]
+        self.host = [(i, t.clone()) for i, t in enumerate(state) if t.device.type != DEVICE]
+        self.apart = [(i, shape) for i, shape in enumerate(map(_apart, tensors)) if shape is not None]
+        self.inference = any(t.is_inference() for t in places)
+        self.device = places[0].device.index if places and DEVICE == "cuda" else None
+        # Of each result that is a tensor, the part that is copied, and how to make the place that it is copied to.
+        self.results = results
+        self.written = [(i, _part(t, _apart(t))) for i, t in enumerate(results) if isinstance(t, torch.Tensor)]
+        self.parts = [part for _, part in self.written]
+        self.make = [
+            partial(torch.empty_strided, t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in self.parts
+        ]
+        self.expanded = [(i, results[i]) for i, part in self.written if part is not results[i]]
+
+    def takes(self, given: Sequence[Any], modes: tuple[Any, ...]) -> bool:
+        """Whether it was recorded for such inputs, in such modes of torch."""
+        return (
+            all(type(given[i]) is type(n) and given[i] == n for i, n in self.numbers)
+            and self.fits(*[given[i] for i in self.at])
+            and modes == self.modes
+        )
+
+    def stays(self, state: Sequence[torch.Tensor]) -> bool:
+        """Whether the tensors of the model are where they were, and as they were where a graph holds what they are."""
+        return (
+            torch._C._tensors_data_ptrs_at_indices_equal([*state], self.addresses, self.indices)
+            and self.stands(*state)
+            and all(torch.equal(state[i], was) for i, was in self.host)
+        )
+
+    def play(self, given: Sequence[Any], copies: bool) -> tuple[Any, ...] | None:
+        """Run it for these inputs."""
+        tensors = [given[i] for i in self.at]
+        for i, shape in self.apart:
+            tensors[i] = _part(tensors[i], shape)
+        if self.inference:  # into what was made in that mode, no write is allowed outside of it
+            with torch.inference_mode():
+                _copy(self.places, tensors)
+        else:
+            _copy(self.places, tensors)
+        self.replay()
+        if not copies:
+            return self.results or None
+        made = [make() for make in self.make]
+        _copy(made, self.parts)
+        found = [*self.results]
+        for (i, _), t in zip(self.written, made, strict=True):
+            found[i] = t
+        for i, t in self.expanded:
+            found[i] = _as(found[i], t)
+        return tuple(found) or None
 
 
 class Graphs:
@@ -76,31 +134,43 @@ class Graphs:
 
     copies = True  # measurements of what the copies of results cost switch them off
 
-    def __init__(self, run: Callable[..., Any], inputs: int, report: Any, *, eager: bool = False) -> None:
+    def __init__(self, run: Callable[..., Any], inputs: int, report: Any, *, eager: bool, writes: bool) -> None:
         self.run, self.inputs, self.report = run, inputs, report
         self.eager = eager  # it may read weights as autocast keeps them cast, for the caller's block alone
+        self.writes = writes  # into tensors of the model: then none may be on the CPU, where nothing is recorded
         self.lock = rlock()
         self.graphs: dict[Any, _Graph] = {}
+        self.latest: _Graph | None = None
         self.ran: set[Any] = set()
         self.off, self.moves = False, 0
-        self.stream: Any = None  # on which it was played last
+        self.stream: int | None = None  # on which it was played last
         self.pool: Any = None
         self.side: Any = None  # the stream on which is recorded
 
     def __call__(self, *args: Any) -> Any:
         """Play what was recorded for such inputs; the second time that they come, record it."""
         given, state = args[: self.inputs], args[self.inputs :]
-        if self.off or (key := _kinds(given)) is None or not _alone() or (self.eager and key[-2][0] is not None):
+        if self.off or torch.is_grad_enabled() or not _alone():
+            return self.run(*args)
+        now = (modes(), libraries())
+        if self.eager and now[0][0] is not None:
             return self.run(*args)
         with self.lock:
-            graph = self.graphs.get(key)
-            if graph is not None and not (graph.stands(*state) and [*map(_data_ptr, state)] == graph.addresses):
+            graph, key = self.latest, None
+            if graph is None or not graph.takes(given, now):
+                if (key := _kinds(given)) is None:
+                    return self.run(*args)
+                key = (*key, now)
+                graph = self.latest = self.graphs.get(key)
+            if graph is not None and not graph.stays(state):
+                key = next(k for k, g in self.graphs.items() if g is graph)
                 self._moved(key)
                 graph = None
             if graph is None and key in self.ran and len(self.graphs) < MOST and not self.off:
-                graph = self._recorded(key, given, state)
+                graph = self.latest = self._recorded(key, given, state, now)
             if graph is not None:
-                return self._played(graph, given)
+                self._follow(graph)
+                return graph.play(given, self.copies)
         found = self.run(*args)
         if len(self.ran) < MOST:
             self.ran.add(key)
@@ -109,6 +179,7 @@ class Graphs:
     def _forget(self, *keys: Any) -> None:
         if DEVICE == "cuda" and keys:
             torch.cuda.synchronize()  # no graph is taken away while it runs
+        self.latest = None
         for key in keys:
             del self.graphs[key]
 
@@ -124,10 +195,10 @@ class Graphs:
         if why:
             self.report.notes.append(f"runs without CUDA graphs: {' '.join(why.split())}"[:300])
 
-    def _recorded(self, key: Any, given: Sequence[Any], state: Sequence[Any]) -> _Graph | None:
+    def _recorded(self, key: Any, given: Sequence[Any], state: Sequence[Any], now: tuple[Any, ...]) -> _Graph | None:
         """A graph of the kernel for such inputs, not run yet; None where there can't be one, which the report says."""
         try:
-            graph = self.graphs[key] = self._record(given, state)
+            graph = self.graphs[key] = self._record(given, state, now)
         except Miss:  # it is compiled anew first
             self.ran.discard(key)
             return None
@@ -137,14 +208,15 @@ class Graphs:
         self.report.recorded += 1
         return graph
 
-    def _record(self, given: Sequence[Any], state: Sequence[Any]) -> _Graph:
+    def _record(self, given: Sequence[Any], state: Sequence[Any], now: tuple[Any, ...]) -> _Graph:
         tensors = [t for t in given if isinstance(t, torch.Tensor)]
-        devices = {t.device for t in (*tensors, *state)}
+        devices = {t.device for t in tensors} | {t.device for t in state if t.device.type == DEVICE or t.numel() > FEW}
+        if self.writes:
+            devices |= {t.device for t in state}
         if len(devices) != 1 or {d.type for d in devices} != {DEVICE}:
             kinds = {d.type for d in devices}
             raise _Unrecordable("some of its tensors are on other devices" if DEVICE in kinds else "")
-        shapes = [_apart(t) for t in tensors]
-        places = [_place(t, shape) for t, shape in zip(tensors, shapes, strict=True)]
+        places = [_place(t, _apart(t)) for t in tensors]
         if any(map(_overlaps, places)):
             raise _Unrecordable("an input has elements that share memory")
         rest = iter(zip(places, tensors, strict=True))
@@ -156,8 +228,7 @@ class Graphs:
         results = found if isinstance(found, tuple) else ()
         if any(not (_lies(t) if isinstance(t, torch.Tensor) else type(t) in _PLAIN) for t in results):
             raise _Unrecordable("it gives something other than numbers and tensors on that device")
-        written = [(t, _apart(t)) for t in results if isinstance(t, torch.Tensor)]
-        return _Graph(replay, places, shapes, results, written, alike(state), [*map(_data_ptr, state)])
+        return _Graph(replay, given, places, results, state, now)
 
     def _capture(self, device: torch.device, args: tuple[Any, ...]) -> tuple[Callable[[], None], Any]:
         with torch.cuda.device(device):
@@ -180,25 +251,13 @@ class Graphs:
                     raise
         return graph.replay, found
 
-    def _played(self, graph: _Graph, given: Sequence[Any]) -> tuple[Any, ...] | None:
-        self._follow(graph)
-        with torch.inference_mode():  # into what was made in that mode, no write is allowed outside of it
-            tensors = (t for t in given if isinstance(t, torch.Tensor))
-            _copy(graph.places, [_part(t, n) for t, n in zip(tensors, graph.shapes, strict=True)])
-        graph.replay()
-        if not self.copies:
-            return graph.results or None
-        made = [_empty(t, n) for t, n in graph.written]
-        _copy(made, [_part(t, n) for t, n in graph.written])
-        rest = iter(made)
-        return tuple(_as(next(rest), t) if isinstance(t, torch.Tensor) else t for t in graph.results) or None
-
     def _follow(self, graph: _Graph) -> None:
         """Wait for what was played on another stream, since that is still reading and writing the same memory."""
-        if DEVICE == "cuda" and graph.places:
-            stream = torch.cuda.current_stream(graph.places[0].device)
-            if self.stream is not None and stream != self.stream:
-                stream.wait_stream(self.stream)
+        if graph.device is not None:
+            stream = torch._C._cuda_getCurrentRawStream(graph.device)
+            if self.stream not in (None, stream):
+                other = torch.cuda.ExternalStream(self.stream, device=graph.device)
+                torch.cuda.current_stream(graph.device).wait_stream(other)
             self.stream = stream
 
 
@@ -229,9 +288,7 @@ _PLAIN = (int, float, bool, complex, type(None), str, torch.dtype, torch.device)
 
 
 def _kinds(given: Sequence[Any]) -> tuple[Any, ...] | None:
-    """What a graph is recorded for: sizes and types of inputs, and torch's modes; None where it can't be, or not now."""
-    if torch.is_grad_enabled():
-        return None
+    """What a graph is recorded for: sizes and types of inputs; None where it can't be."""
     kinds: list[Any] = []
     for t in given:
         if type(t) in (torch.Tensor, torch.nn.Parameter):
@@ -242,7 +299,26 @@ def _kinds(given: Sequence[Any]) -> tuple[Any, ...] | None:
             kinds.append((type(t), t))
         else:
             return None
-    return *kinds, modes(), libraries()
+    return tuple(kinds)
+
+
+def _alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """A function that tells whether tensors are of the types and sizes of these, and lie as they do, by torch's own check.
+
+    That takes each tensor once: which are the same one is asked beside it.
+    """
+    first = {id(t): i for i, t in reversed([*enumerate(tensors)])}
+    once = sorted(first.values())
+    again = [(i, first[id(t)]) for i, t in enumerate(tensors) if first[id(t)] != i]
+    if not once:
+        return lambda *found: True
+    guards = torch._C._dynamo.guards.TensorGuards(
+        *[tensors[i] for i in once], dynamic_dims_sizes=None, dynamic_dims_strides=None
+    )
+    check: Callable[..., bool] = guards.check
+    if not again:
+        return check
+    return lambda *found: all(found[i] is found[j] for i, j in again) and check(*[found[i] for i in once])
 
 
 def _alone() -> bool:

@@ -21,7 +21,7 @@ from ariadne.capture import is_opaque_call
 from ariadne.compiled.ahead import Ahead
 from ariadne.compiled.buckets import Bucketed
 from ariadne.compiled.compilable import Strides, compilable, constant_dims, odd_strides, pinned
-from ariadne.compiled.graphs import Graphs, unrecorded
+from ariadne.compiled.graphs import Graphs, unrecorded, writes_state
 from ariadne.compiled.lift import Lifted, Miss, lift
 from ariadne.compiled.rows import Mixed
 from ariadne.compiled.tracing import batch_free_layouts, lock, tracing, whenever_compiled
@@ -155,7 +155,8 @@ def _kernel(source: Source, plan: TracePlan, nodes: Sequence[TraceNode], label: 
     parts = any(map(is_opaque_call, nodes))
     eager = options.given.get("backend") == "cudagraphs"
     why = unrecorded(plan, nodes, lifted, eager) if cuda_graphs(options) else None
-    return _Jit(lifted, label, options, report, any(node.seeded for node in plan.nodes), parts, why)
+    seeded, writes = any(node.seeded for node in plan.nodes), writes_state(plan, nodes)
+    return _Jit(lifted, label, options, report, seeded, parts, why, writes)
 
 
 class _Jit:
@@ -170,9 +171,11 @@ class _Jit:
         seeded: bool,
         parts: bool = False,
         unrecorded: str | None = None,
+        writes: bool = False,
     ) -> None:
         self.parts = parts  # whether it calls what no compiler may look into
         self.unrecorded = unrecorded  # why it can't be recorded as a CUDA graph, where one is wanted
+        self.writes = writes  # whether it writes into tensors of the model
         self.lifted, self.label, self.options, self.report = lifted, label, options, report
         self.shell: dict[str, Any] = {}
         self.seeded = seeded
@@ -202,20 +205,22 @@ class _Jit:
         self.shell["hot"] = self.hot
 
     def _recorded(self, hot: Callable[..., Any]) -> Callable[..., Any]:
-        """The kernel played from CUDA graphs, where it can be, for inference."""
-        why = "it is compiled in pieces" if hot == self.watched else self.unrecorded
-        if why is not None:
-            self.report.notes.append(f"runs without CUDA graphs: {why}")
-            return hot
-        eager = None
-        if self.options.given.get("backend") == "cudagraphs":
-            compiled, eager = hot, load(self.lifted.kernel(marked=False, checked=False), f"{self.label}, kernel")
+        """The kernel played from CUDA graphs, where it can be, for inference; by its name a backend of eager code has no other."""
+        eager = self.options.given.get("backend") == "cudagraphs"
+        run = hot
+        if eager:
+            plain = load(self.lifted.kernel(marked=False, checked=False), f"{self.label}, kernel")
             self.report.state, self.report.ways[False] = "compiled", "CUDA graphs of eager code"
 
-            def hot(*args: Any) -> Any:
-                return (compiled if torch.is_grad_enabled() else eager)(*args)
+            def run(*args: Any) -> Any:
+                return (hot if torch.is_grad_enabled() else plain)(*args)
 
-        return Graphs(hot, len(self.lifted.inputs) + (self.lifted.batch is None), self.report, eager=eager is not None)
+        why = "it is compiled in pieces" if run == self.watched else self.unrecorded
+        if why is not None:
+            self.report.notes.append(f"runs without CUDA graphs: {why}")
+            return run
+        inputs = len(self.lifted.inputs) + (self.lifted.batch is None)
+        return Graphs(run, inputs, self.report, eager=eager, writes=self.writes)
 
     def run(self, *args: Any) -> Any:
         """Run what is compiled, and compile what is missing."""
