@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from benchmarks.break_even import BETWEEN, NEVER
 from benchmarks.findings import Mean, Speed, Start
 from benchmarks.statistics import doubt
-from benchmarks.variants import AHEAD, COMPILE
+from benchmarks.variants import AHEAD, COMPILE, DEFAULT
 from reports import compared
 from reports.document import Answer
 from reports.equality import Judged, counts
@@ -22,7 +22,10 @@ TOYS = "toys/"
 SPLITS = {
     "generated": "the split as plain Python",
     "compiled": "the split compiled by torch.compile",
+    DEFAULT: "the split compiled without options",
     AHEAD: "the split compiled ahead of time",
+    "compiled reduce-overhead fixed": "the split compiled for each batch, with CUDA graphs",
+    "CUDA graphs": "the split as CUDA graphs of plain Python",
 }
 
 
@@ -135,7 +138,7 @@ def _compared(m: Mean, speeds: list[Speed]) -> str:
         return f"{name} failed on all {plural(tried(m), 'model')}"
     models = "" if m.geomean.n == m.geomean.total else f" (on {m.geomean.n} of {plural(m.geomean.total, 'model')})"
     if m.off:
-        return f"{name} gave other numbers than the model on {', '.join(m.off)}"
+        return f"{name} takes {r.estimate:.2f}x the model's time, but gave other numbers than the model on {', '.join(m.off)}"
     tone = mean_tone(m, floor_of(speeds, m.place))
     if tone in ("good", "warn") and r.estimate < 1:
         return f"{name} takes {r.estimate:.2f}x the model's time, {1 - r.estimate:.0%} less{models}"

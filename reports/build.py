@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from benchmarks import findings
 from benchmarks.findings import Mean, Place, Speed, Start, versus, versus_each
-from benchmarks.variants import AHEAD, COMPILE
+from benchmarks.variants import AHEAD, COMPILE, DEFAULT
 from conformance.suite.environment import Environment
 from reports import (
     answers,
@@ -35,8 +35,10 @@ from reports.runs import RawFile, Run
 
 PAIRS = (
     ("compiled", COMPILE),
+    (DEFAULT, COMPILE),
     (AHEAD, COMPILE),
     ("compiled reduce-overhead", f"{COMPILE} reduce-overhead"),
+    ("compiled reduce-overhead fixed", f"{COMPILE} reduce-overhead"),
 )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from benchmarks.break_even import BETWEEN
 from benchmarks.findings import Mean, Speed, Start
-from benchmarks.variants import AHEAD, COMPILE, EAGER, NOISE
+from benchmarks.variants import AHEAD, COMPILE, DEFAULT, EAGER, NOISE
 from reports import compared
 from reports.document import NOT_MEASURED, Card
 from reports.earlier import REGRESSED, Pair, counted
@@ -20,8 +20,8 @@ from reports.startup import loading
 from reports.words import plural, ratio
 
 ABSENT = "quiet"
-GRAPHS = "compiled reduce-overhead"
-OWN = ("compiled", GRAPHS, AHEAD)
+GRAPHS = ("compiled reduce-overhead", "compiled reduce-overhead fixed")
+OWN = ("compiled", DEFAULT, *GRAPHS, AHEAD)
 
 
 def strip(
@@ -36,10 +36,16 @@ def strip(
     yield _mutants(run)
     yield _fuzz(run)
     yield from _speed("Split over the model, eager", "generated", speeds, means)
+    if any(m.variant == DEFAULT and tried(m) for m in means):
+        yield from _speed("Compiled by default over the model", DEFAULT, speeds, means)
+        yield from _speed("Compiled by default over torch.compile", f"{DEFAULT} over {COMPILE}", speeds, against)
     yield from _speed("Compiled split over the model", "compiled", speeds, means)
-    if any(m.variant == GRAPHS and tried(m) for m in means):
-        yield from _speed("Compiled split with CUDA graphs over the model", GRAPHS, speeds, means)
-        yield from _speed("The same over torch.compile's", f"{GRAPHS} over {COMPILE} reduce-overhead", speeds, against)
+    recorded = next((g for g in GRAPHS if any(m.variant == g and tried(m) for m in means)), None)
+    if recorded is not None:
+        yield from _speed("Compiled split with CUDA graphs over the model", recorded, speeds, means)
+        yield from _speed(
+            "The same over torch.compile's", f"{recorded} over {COMPILE} reduce-overhead", speeds, against
+        )
     yield from _speed("Compiled split over torch.compile", f"compiled over {COMPILE}", speeds, against)
     yield from _speed("Ahead of time over torch.compile", f"{AHEAD} over {COMPILE}", speeds, against)
     yield from _speed("Training, split over the model", "generated", speeds, means, "training")
