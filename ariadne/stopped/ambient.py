@@ -75,6 +75,8 @@ class Saving:
 
 def within_function(since: CodeType) -> str:
     """The name of the `autograd.Function` whose forward this thread is in, begun since a function of this code; empty for none."""
+    if torch._C._is_fwd_grad_enabled():  # which torch has off within each, also where forward has gradients on again
+        return ""
     known = _forwards(torch.autograd.Function)
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not since and frame.f_code not in known:
