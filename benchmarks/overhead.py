@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gc
 import multiprocessing
 import os
 import random
@@ -33,7 +34,7 @@ from ariadne.capture.ways import symbolic
 from ariadne.cut import frontiers
 from ariadne.guards import Effects
 from ariadne.runtime import SplitRuntime
-from benchmarks import branching
+from benchmarks import branching, stopped
 from benchmarks.memory import peak
 from benchmarks.runner import ROOT, brought
 from benchmarks.statistics import ratio_of_pairs
@@ -362,6 +363,35 @@ def skipped(count: int, seconds: float) -> None:
     table("Python split: a suffix from bytes over the model's own time of that part", head, names, rows)
 
 
+def _stopped_row(row: tuple[str, stopped.Fallback, bool], count: int, seconds: float) -> list[str]:
+    name, fallback, trains = row
+    _now(f"{name}, {fallback}")
+    own, suffix = stopped.sides(name, fallback, trains)
+    until, order = time.perf_counter() + seconds, random.Random(0)
+    runs = {"own": own, "suffix": suffix}
+    times: dict[str, list[float]] = {run: [] for run in runs}
+    gc.collect()
+    gc.disable()
+    try:
+        while len(times["own"]) < count and (len(times["own"]) < 10 or time.perf_counter() < until):
+            for run in order.sample([*runs], 2):
+                times[run].append(runs[run]())
+    finally:
+        gc.enable()
+    a, b = (statistics.median(times[run]) for run in runs)
+    ratio = ratio_of_pairs(times["suffix"], times["own"])
+    mode = "training" if trains else "inference"
+    return [name, stopped.BEFORE[fallback], mode, f"{a * 1e3:.3f}", f"{b * 1e3:.3f}", f"{ratio:.2f}", "1.3"]
+
+
+def after_python(count: int, seconds: float) -> None:
+    """The suffix of a split that runs the model's own Python over the model's own part after the cut, both in one process."""
+    rows = (_stopped_row(row, count, seconds / len(stopped.ROWS)) for row in stopped.ROWS)
+    before = "before the cut".ljust(max(map(len, stopped.BEFORE.values())))
+    head = ["model, cut in the middle", before, "mode     ", "own ms", "suffix ms", "suffix / own", "to reach"]
+    table("Python split: a suffix over the model's own time of that part", head, stopped.MODELS, rows)
+
+
 _MODEL = """
 import torch
 from torch import nn
@@ -415,9 +445,9 @@ def start(count: int, seconds: float) -> None:
 
 
 # With the share of the minutes that each gets. What comes before the pairs, a model built and prepared, is not counted.
-SUITES = {"guards": (guards, 0.02), "inference": (inference, 0.15), "training": (training, 0.4), "paths": (paths, 0.04),
-          "skipped": (skipped, 0.03), "memory": (memory, 0.04), "frontier": (frontier, 0.02), "prepare": (prepare, 0.2),
-          "start": (start, 0.1)}  # fmt: skip
+SUITES = {"guards": (guards, 0.02), "inference": (inference, 0.15), "training": (training, 0.38), "paths": (paths, 0.04),
+          "skipped": (skipped, 0.03), "stopped": (after_python, 0.04), "memory": (memory, 0.04), "frontier": (frontier, 0.02),
+          "prepare": (prepare, 0.18), "start": (start, 0.1)}  # fmt: skip
 
 
 def main() -> None:

@@ -68,7 +68,13 @@ def raising_filters() -> str:
 
 def all_filters() -> str:
     """All filters for warnings, in order."""
-    return repr(warnings.filters)
+    global _shown
+    if _shown[0] != warnings.filters:  # to have them show themselves takes more than all other switches together
+        _shown = [*warnings.filters], repr(warnings.filters)
+    return _shown[1]
+
+
+_shown: tuple[Any, str] = None, ""  # the filters that were shown last, and how
 
 
 # By C's own functions, since all that Python offers asks these in the end; whichever of them this torch has.

@@ -167,7 +167,7 @@ class Told(NotCalled, Paths):
         if self.rest_reads is None:
             return variant.cast
         both = {id(p) for p in owned.shared}
-        return [name for name, p in self.model.named_parameters() if id(p) in both]
+        return [name for name, p in self.model.named_parameters() if id(p) in both] if both else []
 
     def __repr__(self) -> str:
         c, ends = self.candidate, ends_of(self.plan)

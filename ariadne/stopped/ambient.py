@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from operator import attrgetter
 from types import CodeType, FrameType
 from typing import Any
 
@@ -74,6 +75,8 @@ class Saving:
 
 def within_function(since: CodeType) -> str:
     """The name of the `autograd.Function` whose forward this thread is in, begun since a function of this code; empty for none."""
+    if torch._C._is_fwd_grad_enabled():  # which torch has off within each, also where forward has gradients on again
+        return ""
     known = _forwards(torch.autograd.Function)
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not since and frame.f_code not in known:
@@ -164,15 +167,13 @@ class Ambient:
 
     def changed(self, now: Ambient) -> str | None:
         """What differs in another moment, in words, the grad mode left out; None where nothing does."""
-        for field in fields(self):
-            was, is_now = getattr(self, field.name), getattr(now, field.name)
-            if field.name == "switches":
-                found = switched(was, is_now)
-                if found:
-                    return found
-            elif field.name not in ("grad", "nesting") and was != is_now:
-                return f"{_WORDS[field.name]} was {was!r}, and is {is_now!r} now"
-        return None
+        if _compared(self) == _compared(now):
+            return None
+        pairs = zip(_WORDS.values(), _compared(self), _compared(now), strict=False)
+        found = next(
+            (f"{word} was {was!r}, and is {is_now!r} now" for word, was, is_now in pairs if was != is_now), None
+        )
+        return found or switched(self.switches, now.switches)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -208,6 +209,9 @@ class Ambient:
                     "it outside of that block"
                 )
             yield
+
+
+_compared = attrgetter(*_WORDS, "switches")
 
 
 def _nesting() -> int:

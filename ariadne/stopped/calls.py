@@ -18,6 +18,7 @@ from ariadne import tree
 from ariadne.capture import TORCH, Looking, Patches, capturing, noted
 from ariadne.cut import Boundary, Objective, around, best
 from ariadne.errors import FrontierError, named, nearest
+from ariadne.runtime import Owned
 from ariadne.stopped.ambient import Saving, switched, switches
 
 WITHIN = (
@@ -59,6 +60,17 @@ class CallCandidate:
         return not self.reason
 
 
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """The parameters of a model while its tensors are in this `state`: all, those that `came` since, and by side."""
+
+    state: object
+    every: list[nn.Parameter]
+    came: list[tuple[str, nn.Parameter]]
+    sides: tuple[list[nn.Parameter], list[nn.Parameter]]
+    owned: Owned
+
+
 @dataclass
 class Measured:
     """What one run of a forward did: its result, its calls, and where each parameter was used, by op."""
@@ -89,6 +101,12 @@ class Measured:
                 sides[op > cut][id(p)] = p
         before, after = sides
         return [*before.values()], [*after.values()]
+
+    def parameters(self, model: nn.Module, cut: int, state: object) -> Parameters:
+        """Which there are now, with a cut there."""
+        every, sides = [*model.named_parameters()], self.sides(model, cut)
+        came = [(name, p) for name, p in every if not self.knows(name, p)]
+        return Parameters(state, [p for _, p in every], came, sides, Owned.of(*sides))
 
     def knows(self, name: str, p: nn.Parameter) -> bool:
         """Whether a parameter of this name was there, or this one by another."""

@@ -35,6 +35,7 @@ _PLAIN = (
     "device",
 )
 _Tensor: Any = torch.Tensor
+_innermost: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 # What looks at a tensor itself, or hangs something on it, which then sees the whole gradient.
 _KEEPS: frozenset[Any] = frozenset(
     {
@@ -84,7 +85,8 @@ class Crossing(Unseen):
         kwargs = kwargs or {}
         if func in _KEEPS:
             return func(*args, **kwargs)
-        self.unmoved.look((args, kwargs))
+        if self.unmoved.memories:
+            self.unmoved.look((args, kwargs))
         if func in _DETACHES and args and self._is_from_before(args[0]):
             if id(args[0]) in self.crossed:
                 raise self._refusal(
@@ -168,9 +170,12 @@ class Crossing(Unseen):
         label = self.labels.get(id(t)) or f"kept_{len(self.crossed)}"
         if any(other.written and _shares(other.tensor, t) for other in self.crossed.values()):
             raise self._refusal(label, "shares memory with one that is written into after the cut")
-        # Under such a transform, too, it is a tensor from outside of it.
-        with temporarily_clear_interpreter_stack(), torch.inference_mode(False), torch.enable_grad():
-            tap = Tap.apply(t.detach(), self.anchor, label, self.gradients, self.walking)
+        given = self.anchor, label, self.gradients, self.walking
+        if torch.is_grad_enabled() and not torch.is_inference_mode_enabled() and _innermost() is None:
+            tap = Tap.apply(t.detach(), *given)
+        else:  # under a transform, too, it is a tensor from outside of it
+            with temporarily_clear_interpreter_stack(), torch.inference_mode(False), torch.enable_grad():
+                tap = Tap.apply(t.detach(), *given)
         self.gradients.setdefault(label, None)
         one = self.crossed[id(t)] = _Crossed(t, tap, label, tap._version)
         self._originals[id(tap)] = t

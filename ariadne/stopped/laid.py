@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, compress, count
 from operator import attrgetter, is_not, ne
@@ -19,7 +19,8 @@ CALLS = frozenset({"_call_impl", "_compiled_call_impl"})
 SKIPPED = frozenset({"_modules", *CALLS, *TABLES})
 PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device, torch.Size})
 REGISTRIES = frozenset(n for n, value in nn.Module().__dict__.items() if isinstance(value, (dict, set))) - SKIPPED
-_own_of, _tensors_of = attrgetter("__dict__"), attrgetter("tensors")
+_own_of, _tensors_of, _training_of = attrgetter("__dict__"), attrgetter("tensors"), attrgetter("training")
+_registries_of, _marks_of = attrgetter("registries"), attrgetter("marks")
 _HOLDS_NOTHING = PLAIN | {ModuleType}
 
 
@@ -101,8 +102,13 @@ class Laid:
 
     def __init__(self) -> None:
         self._last: _Last | None = None
-        # What each module's tables told of tensors, and all of these.
-        self._state: tuple[list[Any], list[tuple[str, torch.Tensor]]] = [], []
+        self._state: tuple[list[Any], list[tuple[str, torch.Tensor]], dict[str, torch.Tensor]] = [], [], {}
+        self._flags: tuple[Any, tuple[bool, ...], frozenset[int]] = None, (), frozenset()
+        self._hung: tuple[Any, list[Any], list[Any]] = (
+            None,
+            [],
+            [],
+        )  # each of these begins with the tables that it is of
         # A module, where those in it stand among all, and what was made of it.
         self._at: tuple[nn.Module | None, list[nn.Module], list[int]] = None, [], []
         self._made: tuple[list[Tables], Any] = [], None
@@ -145,13 +151,49 @@ class Laid:
 
     def tensors(self, found: list[Tables]) -> list[tuple[str, torch.Tensor]]:
         """Those of these tables."""
+        return self._told(found)[1]
+
+    def bound(self, model: nn.Module) -> Mapping[str, torch.Tensor]:
+        """The tensor that stands under each name now: one that has two names under both."""
+        return self._told(self.tables(model))[2]
+
+    def hung(self, found: list[Tables]) -> tuple[list[Any], list[Any]]:
+        """Torch's registries in these tables, and what Python has set on each tensor, in order."""
+        known = self._hung
+        if known[0] is not found:
+            registries = [*chain.from_iterable(map(_registries_of, found))]
+            known = self._hung = found, registries, [*chain.from_iterable(map(_marks_of, found))]
+        return known[1], known[2]
+
+    def _told(self, found: list[Tables]) -> tuple[list[Any], list[tuple[str, torch.Tensor]], dict[str, torch.Tensor]]:
         known = self._state
-        if len(known[0]) != len(found) or any(map(is_not, known[0], map(_tensors_of, found))):
+        if known[0] is found:
+            return known
+        if len(known[0]) != len(found) or any(map(is_not, map(_tensors_of, known[0]), map(_tensors_of, found))):
+            every = [*chain.from_iterable(map(_tensors_of, found))]
             first: dict[int, tuple[str, torch.Tensor]] = {}
-            for name, t in chain.from_iterable(map(_tensors_of, found)):
+            for name, t in every:
                 first.setdefault(id(t), (name, t))
-            known = self._state = [*map(_tensors_of, found)], [*first.values()]
-        return known[1]
+            known = found, [*first.values()], dict(every)
+        self._state = found, *known[1:]
+        return self._state
+
+    def training(self, model: nn.Module) -> tuple[bool, ...]:
+        """Which modules are training."""
+        return self._switched(model)[1]
+
+    def averages(self, model: nn.Module) -> frozenset[int]:
+        """The ids of running statistics that the model is about to write, which don't count their writes."""
+        return self._switched(model)[2]
+
+    def _switched(self, model: nn.Module) -> tuple[Any, tuple[bool, ...], frozenset[int]]:
+        found, known = self.tables(model), self._flags
+        if known[0] is not found:
+            modules = self._last.modules if self._last is not None else []
+            norms = (m for m in modules if m.training and isinstance(m, torch.nn.modules.batchnorm._NormBase))
+            averages = frozenset(id(t) for m in norms for t in m._buffers.values())
+            known = self._flags = found, tuple(map(_training_of, modules)), averages
+        return known
 
     def once(self, model: nn.Module, module: nn.Module, make: Callable[[nn.Module], Any]) -> Any:
         """What `make` gives of a module of the model, made anew where that, or one in it, stood otherwise when last looked at."""

@@ -28,7 +28,6 @@ from ariadne.runtime import TAPS, Gradients, NotCalled, SplitRuntime
 from ariadne.stopped.calls import CallCandidate
 from ariadne.stopped.forward import Forward
 from ariadne.stopped.gate import Awaited
-from ariadne.stopped.laid import Laid
 from ariadne.stopped.noted import Before, Made, Name, Noting, place_of_call, state_of
 from ariadne.stopped.proof import hold, isolated, prove_step
 from ariadne.stopped.skipped import run_rest
@@ -156,7 +155,7 @@ class MixedSplit(NotCalled):
         self.settings, self.candidate, self.candidates = python.settings, python.candidate, python.candidates
         self._make, self._example, self._lock = make, example, rlock()
         self._tables: dict[Any, Before] = {}
-        self._laid = Laid()
+        self._laid = python._laid
         self._proved = False
         self._trained = tuple([m.training for m in self.model.modules()])
         if self.model._forward_hooks or self.model._forward_pre_hooks:
@@ -303,7 +302,7 @@ class MixedSplit(NotCalled):
         made: MixedSplit = object.__new__(type(self))
         made.__dict__.update(self.__dict__)
         made.model, made.python, made.candidates = python.model, python, python.candidates
-        made._lock, made._tables, made._laid = rlock(), {}, Laid()
+        made._lock, made._tables, made._laid = rlock(), {}, python._laid
         prefix = object.__new__(type(self.graph.model))
         prefix.__dict__ = python.model.__dict__
         memo[id(self.graph.model)] = prefix
@@ -317,7 +316,7 @@ class MixedSplit(NotCalled):
 
     def _before(self, batch: int, grad: bool) -> Before:
         """What forward does before the cut at a batch size, seen once."""
-        key = batch, grad, tuple([m.training for m in self.model.modules()])
+        key = batch, grad, self._laid.training(self.model)
         found = self._tables.get(key)
         if found is not None:
             return found

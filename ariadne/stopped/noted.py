@@ -161,7 +161,7 @@ class Noting(Unseen):
         self.told_inputs = tree.map_leaves(self._input, inputs)
         self.state = dict(state_of(model, laid))
         self.ids = {id(t): name for name, t in self.state.items()}
-        self.marks = marks_of(model, self.state)
+        self.marks = marks_of(model, self.state, laid)
         self.used: set[str] = set()  # which state a call took
         self.memories: dict[int, str] | None = None  # of that state, by name
         self.views: dict[
@@ -318,20 +318,19 @@ def state_of(model: nn.Module, laid: Laid | None = None) -> list[tuple[str, torc
     return (laid or Laid()).state(model)
 
 
-def bound_in(model: nn.Module, laid: Laid | None = None) -> dict[str, torch.Tensor]:
-    """The tensor that stands under each name now: one that has two names under both."""
-    return {name: t for tables in (laid or Laid()).tables(model) for name, t in tables.tensors}
-
-
-def marks_of(model: nn.Module, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+def marks_of(model: nn.Module, state: Mapping[str, torch.Tensor], laid: Laid | None = None) -> dict[str, Any]:
     """What tells by `stands` whether each of these tensors of a model was written into.
 
     Running statistics don't count their writes, nor do tensors made under inference mode, so of them a copy is kept.
     """
-    norms = (m for m in model.modules() if m.training and isinstance(m, torch.nn.modules.batchnorm._NormBase))
-    untold = {id(t) for m in norms for t in m._buffers.values()}
-    untold |= {id(t) for t in state.values() if t.is_inference() and not isinstance(t, nn.Parameter)}
-    return {n: (version_of(t), t.detach().clone() if id(t) in untold else None) for n, t in state.items()}
+    if not state:
+        return {}
+    averages = (laid or Laid()).averages(model)
+    marks: dict[str, Any] = {}
+    for name, t in state.items():
+        untold = id(t) in averages or (t.is_inference() and not isinstance(t, nn.Parameter))
+        marks[name] = version_of(t), t.detach().clone() if untold else None
+    return marks
 
 
 def stands(t: torch.Tensor, mark: Any) -> bool:

@@ -25,8 +25,7 @@ from ariadne.stopped.absent import filled
 from ariadne.stopped.held import Held, copied, names_stand, put, same, same_items
 from ariadne.stopped.laid import PLAIN, SKIPPED, Laid, Tables
 
-_registries_of, _names_of, _holders_of = attrgetter("registries"), attrgetter("names"), attrgetter("holders")
-_marks_of, _tensors_of = attrgetter("marks"), attrgetter("tensors")
+_names_of, _holders_of, _tensors_of = attrgetter("names"), attrgetter("holders"), attrgetter("tensors")
 MISSING = object()
 Place = tuple[str, str, str]  # path of a module, "__dict__" or "_buffers", name
 
@@ -74,14 +73,13 @@ class PythonState:
         self._tables = self._laid.tables(model)
         self.held = Held(self._laid.known())
         # Registries of hooks in which nothing is: most of all that a model holds.
-        self.empty: list[Any] = [*chain.from_iterable(map(_registries_of, self._tables))]
+        self.empty, self.bare = self._laid.hung(self._tables)  # and tensors on which nothing is set
         self.hookless = not any(self.empty)
         if not self.hookless:
             for where, registry in zip(chain.from_iterable(map(_names_of, self._tables)), self.empty, strict=True):
                 if registry:
                     self.held.note(where, registry)
             self.empty = [registry for registry in self.empty if not registry]
-        self.bare: list[Any] = [*chain.from_iterable(map(_marks_of, self._tables))]  # tensors on which nothing is set
         if any(self.bare):
             for (where, _), own in zip(chain.from_iterable(map(_tensors_of, self._tables)), self.bare, strict=True):
                 if own:
@@ -111,22 +109,14 @@ class PythonState:
 
     def changes(self) -> Iterator[tuple[Place, dict[str, Any], Any, Any]]:
         """The attributes that stand otherwise: where, in what dict, what stood there and what does; `MISSING` for nothing."""
-        for path, table, now, was in chain.from_iterable(tables.copies for tables in self._written()):
-            if same_items(now, was):
-                continue
-            for name in [*was, *(k for k in now if k not in was)]:
-                before, after = was.get(name, MISSING), now.get(name, MISSING)
-                if before is not after and name not in SKIPPED:
-                    yield (path, table, name), now, before, after
-
-    def registered(self) -> Iterator[tuple[dict[str, Any], str]]:
-        """What came into a registry or is gone, and modules that others stand for: in which table, the name."""
-        return chain.from_iterable(tables.registered() for tables in self._written())
+        return _changes_in(self._written())
 
     def _written(self) -> list[Tables]:
         """The tables of the modules whose tables were written since, or may have been: others are still laid out as they were."""
         model = self._model()
         now = self._laid.tables(model) if VERSION is not None and model is not None else []
+        if now is self._tables:
+            return []
         if len(now) != len(self._tables):  # other modules have come, which may be named as these
             return self._tables
         return [*compress(self._tables, map(is_not, self._tables, now))]
@@ -184,7 +174,8 @@ class PythonState:
 
     def undoing(self, buffers: bool = True) -> Undoing:
         """What was changed until now, to be put back later where nothing else changed it meanwhile; with `buffers` or without."""
-        found = (one for one in self.changes() if buffers or one[0][1] != "_buffers")
+        written = self._written()
+        found = (one for one in _changes_in(written) if buffers or one[0][1] != "_buffers")
         attributes: list[tuple[Any, str, Any, Any]]
         attributes = [(now, name, before, after) for (_, _, name), now, before, after in found]
         attributes += [moved[1:] for moved in self._changed_variables()]
@@ -195,7 +186,7 @@ class PythonState:
         for _, name, _, after in attributes:
             made.append(Held())
             made[-1].note(name, after)
-        return Undoing(attributes, held + hooks, made, self, {(id(table), name) for table, name in self.registered()})
+        return Undoing(attributes, held + hooks, made, self, {*_registered_in(written)})
 
     def moved_beside(self, done: Undoing, again: list[tuple[dict[str, Any], str, Any]]) -> Iterator[tuple[str, str]]:
         """What stands otherwise now than at this moment, beside what was `done` until then: in words, and by name.
@@ -204,7 +195,10 @@ class PythonState:
         place of, which holds the same, is none of these: it goes to `again`, with where it stood.
         """
         known = {(id(table), name) for table, name, _, _ in done.attributes}
-        found = (one for one in self.changes() if one[0][1] != "_buffers")  # of tensors of the model, more is known
+        written = self._written()
+        found = (
+            one for one in _changes_in(written) if one[0][1] != "_buffers"
+        )  # of tensors of the model, more is known
         attributes = ((now, name, before, after) for (_, _, name), now, before, after in found)
         for table, name, was, now in chain(attributes, (moved[1:] for moved in self._changed_variables())):
             if (id(table), name) in known or _alike(was, now):
@@ -213,9 +207,8 @@ class PythonState:
                 again.append((table, name, was))
             else:
                 yield repr(name), name
-        for table, name in self.registered():  # which forward may ask for without a name, as `len(self._buffers)` does
-            if (id(table), name) not in done.registered:
-                yield repr(name), ""
+        # Which forward may ask for without a name, as `len(self._buffers)` does.
+        yield from ((repr(one[1]), "") for one in _registered_in(written) if one not in done.registered)
         filled = {id(thing) for _, thing, _, _ in done.held} | self.anothers()
         yield from ((where, "") for where, thing, _ in self.held.moved() if id(thing) not in filled)
         if any(own and id(own) not in filled for own in self.bare):
@@ -289,6 +282,22 @@ class Undoing:
             if not same(thing, now):
                 continue
             put(thing, was)
+
+
+def _changes_in(written: list[Tables]) -> Iterator[tuple[Place, dict[str, Any], Any, Any]]:
+    """What stands otherwise now in tables that may have been written, as `PythonState.changes` gives it."""
+    for path, table, now, was in chain.from_iterable(tables.copies for tables in written):
+        if same_items(now, was):
+            continue
+        for name in [*was, *(k for k in now if k not in was)]:
+            before, after = was.get(name, MISSING), now.get(name, MISSING)
+            if before is not after and name not in SKIPPED:
+                yield (path, table, name), now, before, after
+
+
+def _registered_in(written: list[Tables]) -> Iterator[tuple[int, str]]:
+    """What came into a registry or is gone, and modules in the place of others: in which table, by id, and the name."""
+    return ((id(table), name) for table, name in chain.from_iterable(tables.registered() for tables in written))
 
 
 def _put_again(again: list[tuple[dict[str, Any], str, Any]]) -> None:

@@ -38,7 +38,7 @@ from ariadne.runtime import (
     with_gradients,
 )
 from ariadne.stopped.boundary import StoppedBoundary
-from ariadne.stopped.calls import WITHIN, CallCandidate, Measured, choose, nearby, signature_of
+from ariadne.stopped.calls import WITHIN, CallCandidate, Measured, Parameters, choose, nearby, signature_of
 from ariadne.stopped.crossing import Crossing, foreign_of, handed_on, refuse_rejoined, refuse_strays
 from ariadne.stopped.ending import refuse_changing_end
 from ariadne.stopped.forward import Forward
@@ -82,6 +82,7 @@ class PythonSplit(NotCalled):
         self.model, self.settings, self.why = model, settings, why
         self._example, self._measured, self._lock = example, measured, rlock()
         self._proved = False  # that training gives what the whole model's gives
+        self._known: Parameters | None = None
         self.candidates = measured.candidates(model)
         spec = settings.spec
         self.candidate: CallCandidate = chosen or choose(
@@ -129,21 +130,26 @@ class PythonSplit(NotCalled):
         return self._owned().registered(self.model)
 
     def _owned(self) -> Owned:
-        for name, p in self.model.named_parameters():
-            if p.requires_grad and not self._measured.knows(name, p):
+        known = self._parameters()
+        for name, p in known.came:
+            if p.requires_grad:
                 raise ModuleError(
                     f"the parameter {name!r} came after the split was prepared, and which side uses it is known of the example "
                     "alone; call prepare_split again"
                 )
-        return Owned.of(*self._sides())
+        return known.owned
 
     def read_after(self) -> list[nn.Parameter]:
         """What the part after the cut reads, as far as it is known: what it did in the example, and parameters that came since."""
-        came = [p for name, p in self.model.named_parameters() if not self._measured.knows(name, p)]
-        return [*self._sides()[1], *came]
+        known = self._parameters()
+        return [*known.sides[1], *(p for _, p in known.came)]
 
-    def _sides(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        return self._measured.sides(self.model, self.candidate.cut)
+    def _parameters(self) -> Parameters:
+        """Which parameters there are now, looked for anew where another tensor has come to stand in the model, or is gone."""
+        state, known = self._laid.state(self.model), self._known
+        if known is None or known.state is not state:
+            known = self._known = self._measured.parameters(self.model, self.candidate.cut, state)
+        return known
 
     def report(self) -> CompileReport:
         """How it runs: as Python, with nothing compiled."""
@@ -294,7 +300,9 @@ class PythonSplit(NotCalled):
         crossing = Crossing(halt.made, {id(t): label for label, t in reversed(tensors.items())}, unmoved)
 
         def lost(output: Any) -> Any:
-            before, walked, output = held_gradients(prefix), walks(), unmoved.settle(output)
+            with torch._C.DisableTorchFunction():  # what is asked here of tensors is no op of forward's
+                before = held_gradients(prefix)
+            walked, output = walks(), unmoved.settle(output)
             return loss_of(lambda out, t: crossing.take(loss_fn(out, t)), output, targets), before, walked
 
         with unmoved.to_the_end():
@@ -313,7 +321,7 @@ class PythonSplit(NotCalled):
                 "casts back; two halves can't. Use torch.autocast(..., cache_enabled=False), or cut elsewhere"
             )
         refuse_rejoined(loss, crossed, mine.foreign)
-        others = [p for p in self.model.parameters() if id(p) in behind]  # on another path the prefix uses others
+        others = [p for p in self._parameters().every if id(p) in behind]  # on another path the prefix uses others
         refuse_shared([*waiting, *others], optimizer, "suffix", True)
         known = owned.of_suffix
         noted = [leaf for leaf in leaves if id(leaf) not in known | behind]
@@ -361,7 +369,7 @@ class PythonSplit(NotCalled):
         mine = self._accept(boundary)
         if isinstance(mine, StoppedBoundary) and "train_suffix" not in mine._consumed:
             mine.hold_kept()
-            refuse_strays(mine._graph or (), *self._sides())
+            refuse_strays(mine._graph or (), *self._parameters().sides)
         shares: list[Any] = [p for p, _ in mine._shared]
         used = mine.used if isinstance(mine, StoppedBoundary) else ()
         owned = Owned.of(shares, (*self._owned().suffix, *used))
@@ -514,7 +522,7 @@ class PythonSplit(NotCalled):
         made = StoppedBoundary(
             self.split_id, self._signature, self._label(forward), forward, inputs, raw, wanting, graph
         )
-        made.flags = tuple([m.training for m in self._modules])
+        made.flags = self._laid.training(self.model)
         made.owner = self
         if self.stays:
             made.before = Before(refusal=self.stays)
@@ -538,9 +546,9 @@ class PythonSplit(NotCalled):
         boundary.refuse_if_written()
         boundary.forward.refuse_held()
         began = boundary.forward.ambient
-        now = type(began).now(began.grad)
-        found = began.changed(replace(now, switches=began.switches)) or began.changed(now)
-        if found is None and boundary.flags != tuple([m.training for m in self._modules]):
+        found = began.changed(type(began).now(began.grad))
+        now = self._laid.training(self.model) if found is None else boundary.flags
+        if len(now) == len(boundary.flags) and now != boundary.flags:  # of others that came, more is told below
             found = "a module was switched between train and eval"
         if not (found or boundary.forward.taken):  # else it moved on by itself
             moved = next(boundary.forward.halt.left.moved(), None)

@@ -26,7 +26,7 @@ from ariadne.errors import BoundaryError
 from ariadne.plan import as_bytes
 from ariadne.stopped.absent import ANSWERED
 from ariadne.stopped.laid import Laid
-from ariadne.stopped.noted import Before, Noting, bound_in, marks_of, memory_of, stands, state_of, version_of
+from ariadne.stopped.noted import Before, Noting, marks_of, memory_of, stands, state_of, version_of
 from ariadne.stopped.python import Undoing
 from ariadne.stopped.unseen import Unseen, unseen
 
@@ -78,7 +78,7 @@ class Stood:
 
     def __init__(self, model: nn.Module, noting: Noting | None, laid: Laid) -> None:
         self._laid, self._state = laid, dict(state_of(model, laid)) if noting is None else noting.state
-        self._model, self._marks = model, marks_of(model, self._state) if noting is None else noting.marks
+        self._model, self._marks = model, marks_of(model, self._state, laid) if noting is None else noting.marks
         self.looking: Noting | Looking = Looking(self._state) if noting is None else noting
 
     def stop(self, left: Undoing) -> Stood:
@@ -88,10 +88,10 @@ class Stood:
         self.written = {name for name, t in state.items() if not stands(t, self._marks[name])}
         # A weight moves between the halves where an optimizer steps, and is followed.
         read = {n for n in self.looking.used if n not in self.written and not isinstance(state[n], nn.Parameter)}
-        now = bound_in(self._model, self._laid) if read else {}
+        now = self._laid.bound(self._model) if read else {}
         # Where Python has put another tensor there, that one counts from now on.
         told = {n: now.get(n, t) if n in read else t for n, t in state.items() if n in self.written or n in read}
-        marks = marks_of(self._model, told)
+        marks = marks_of(self._model, told, self._laid)
         self._stood, self._read = [(name, t, marks[name]) for name, t in told.items()], read
         self._state, self._marks = {}, {}
         self.looking = Looking({})
@@ -106,7 +106,7 @@ class Stood:
     def unmoved(self) -> Unmoved:
         """What refuses all that was moved."""
         self._since.begin(self._model)
-        return Unmoved(self._model, self.moved(), self._since)
+        return Unmoved(self._model, self._laid, self.moved(), self._since)
 
     def going_on(self, crossing: Collection[Any] | None) -> Unmoved:
         """The same for a forward that waits, which uses what crosses; None where that is not known, and may be all."""
@@ -115,11 +115,11 @@ class Stood:
         used = moved.keys() & (self.written if crossing is None else {c[1] for c in crossing if c[0] == "state"})
         if used:
             raise refusal(used)
-        return Unmoved(self._model, moved, self._since)
+        return Unmoved(self._model, self._laid, moved, self._since)
 
     def moved(self) -> Moved:
         """What was written into since, or stands no more where it stood; by name."""
-        now = bound_in(self._model, self._laid) if self._read else {}
+        now = self._laid.bound(self._model) if self._read else {}
         return {
             name: (now.get(name, t), t)
             for name, t, mark in self._stood
@@ -184,16 +184,17 @@ def unmoved_since(model: nn.Module, before: Before, laid: Laid) -> Unmoved:
 
     Where that ran on another model, nothing tells what has become of its state: there what it reads must not be written here.
     """
-    state, known = bound_in(model, laid) if before.used.keys() - {PYTHONS} else {}, _known(model)
+    known = _known(model)
+    state = laid.bound(model) if before.used.keys() - {PYTHONS} else {}
     here = {name: state[name] for name in before.used if name in state}
     if before.origin != known.origin():
-        return Unmoved(model, {}, apart=here)
+        return Unmoved(model, laid, {}, apart=here)
     since = known.kept(before.used[PYTHONS]) if PYTHONS in before.used else None
     if since is not None:
         since.begin(model)
     marks = {n: (version_of(t), t if before.used[n][-1:] != "." else None) for n, t in here.items()}
     moved: Moved = {n: (t,) for n, t in here.items() if known.mark(n, t, marks[n]) != before.used[n]}
-    return Unmoved(model, moved, since)
+    return Unmoved(model, laid, moved, since)
 
 
 class Unmoved(Unseen):
@@ -205,6 +206,7 @@ class Unmoved(Unseen):
     def __init__(
         self,
         model: nn.Module,
+        laid: Laid,
         moved: Moved,
         since: Since | None = None,
         apart: Mapping[str, torch.Tensor] = MappingProxyType({}),
@@ -214,7 +216,7 @@ class Unmoved(Unseen):
         self.memories = {memory_of(t): name for name, both in moved.items() for t in both}
         self.error: BoundaryError | None = None
         held = {**{name: both[0] for name, both in moved.items()}, **apart}
-        self._model, self._apart, self._began = model, apart, (held, marks_of(model, held) if held else {})
+        self._model, self._laid, self._apart, self._began = model, laid, apart, (held, marks_of(model, held, laid))
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -255,7 +257,7 @@ class Unmoved(Unseen):
             raise self.error
         self.look(output)
         held, marks = self._began
-        now = bound_in(self._model) if held else {}
+        now = self._laid.bound(self._model) if held else {}
         with torch._C.DisableTorchFunction():  # what is asked here of tensors is no op of forward's
             written = [name for name, t in held.items() if now.get(name) is not t or not stands(t, marks[name])]
         if written and written[0] in self._apart:

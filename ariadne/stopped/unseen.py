@@ -13,20 +13,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
 from ariadne.forks import renewed, rlock
+from ariadne.guards import VERSION
 from ariadne.stopped.absent import Ghost
 
 _lock = rlock()
 _within: Counter[int] = Counter()  # by thread: how many such modes are on in it, or blocks of `unseen`
 _put: list[tuple[dict[str, Any], str]] = []  # where questions stand in place of torch's own
-_looked: WeakKeyDictionary[ModuleType, tuple[int, list[str]]] = (
-    WeakKeyDictionary()
-)  # how many names it had; which are such
+_looked: tuple[list[int], list[tuple[dict[str, Any], str]]] = (
+    [],
+    [],
+)  # how all stood; the tables that hold some, and names
+_APART = frozenset({"torch", "ariadne"})
 
 
 class Unseen(TorchFunctionMode):
@@ -82,6 +84,7 @@ _OF_MANY: Any = torch._C._has_torch_function
 _ASKED = (_OF_MANY, torch._C._has_torch_function_unary, torch._C._has_torch_function_variadic)
 _QUESTIONS = {id(plain): _Question(plain) for plain in _ASKED}
 _PLAIN = {id(question): question.plain for question in _QUESTIONS.values()}
+_ALL = *_ASKED, *_QUESTIONS.values()
 
 
 def enter(mode: Unseen) -> None:
@@ -156,28 +159,30 @@ def _end() -> None:
 
 def _replace() -> None:
     """Have questions stand wherever a module outside of torch's holds the functions, and where torch's modules look them up."""
-    for module in [*sys.modules.values()]:
-        if not isinstance(module, ModuleType):
-            continue
-        table = module.__dict__
-        for name in _names_in(module, table):
-            found = table.get(name)
-            if id(found) in _QUESTIONS or id(found) in _PLAIN:  # one that it has found while they stood elsewhere
-                table[name] = _QUESTIONS.get(id(found), found)
-                _put.append((table, name))
+    for table, name in _places():
+        found = table.get(name)
+        if id(found) in _QUESTIONS or id(found) in _PLAIN:  # one that it has found while they stood elsewhere
+            table[name] = _QUESTIONS.get(id(found), found)
+            _put.append((table, name))
 
 
-def _names_in(module: ModuleType, table: dict[str, Any]) -> list[str]:
-    """The names under which a module holds them, looked for anew where it has other many names than before."""
-    known = _looked.get(module)
-    if known is not None and known[0] == len(table):
-        return known[1]
-    names: list[str] = []
-    inside = str(table.get("__name__")).partition(".")[0] in ("torch", "ariadne")
-    if not inside or module is torch.overrides or module is torch._C:
-        names = [n for n, value in [*table.items()] if id(value) in _QUESTIONS or id(value) in _PLAIN]
-    _looked[module] = len(table), names
-    return names
+def _places() -> list[tuple[dict[str, Any], str]]:
+    """The tables that hold them, and under which names: looked for anew where a module came, or one more is held anywhere."""
+    global _looked
+    held, now = _looked[1], [VERSION(sys.modules)] if VERSION is not None else [*map(id, sys.modules.values())]
+    now += map(sys.getrefcount, _ALL)
+    if now != _looked[0]:
+        _looked = [], []  # whose tables are among those that hold some
+        tables = [m.__dict__ for m in [*sys.modules.values()] if isinstance(m, ModuleType) and not _is_apart(m)]
+        held = [(t, n) for t in tables for n, value in [*t.items()] if id(value) in _QUESTIONS or id(value) in _PLAIN]
+        _looked = now, held
+    return held
+
+
+def _is_apart(module: ModuleType) -> bool:
+    """Whether a module asks nothing itself, or finds the questions where it looks them up."""
+    inside = str(module.__dict__.get("__name__")).partition(".")[0] in _APART
+    return inside and module is not torch.overrides and module is not torch._C
 
 
 def _restore() -> None:

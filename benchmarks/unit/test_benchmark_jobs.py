@@ -18,7 +18,7 @@ from torch import nn
 
 import model_zoo
 from ariadne.compiled import CompileReport, SegmentReport
-from benchmarks import child, competitors, environment, jobs, overhead, records, splits, timing
+from benchmarks import child, competitors, environment, jobs, overhead, records, splits, stopped, timing
 from benchmarks.findings import APART, Start, speeds, starts, versus
 from benchmarks.subject import Subject, strayed
 from benchmarks.variants import EAGER, NOISE, find
@@ -243,6 +243,16 @@ def test_break_even_is_shown_beyond_the_noise_of_the_same_processes(
 
 def test_the_table_of_frontiers_is_made_as_plans_are_captured_now() -> None:
     assert overhead._frontier_row(20)[:2] == ["20", "19"]
+
+
+@pytest.mark.parametrize(("fallback", "trains"), [("python", False), ("python-suffix", True)])
+def test_a_suffix_in_python_is_timed_beside_the_models_own_part(fallback: stopped.Fallback, trains: bool) -> None:
+    name = "MLP, 10 layers of 64"
+    found = overhead._stopped_row((name, fallback, trains), 3, 0.0)
+    assert found[:3] == [name, stopped.BEFORE[fallback], "training" if trains else "inference"]
+    own, suffix, ratio = map(float, found[3:6])
+    assert 0 < own < suffix
+    assert ratio > 1
 
 
 def test_a_process_is_timed_to_its_first_result_and_one_that_fails_tells_why() -> None:

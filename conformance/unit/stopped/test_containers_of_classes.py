@@ -15,6 +15,7 @@ from ariadne import PythonSplit, SplitSpec, prepare_split
 from ariadne.compare import difference
 from ariadne.guards import contents_of, refill
 from ariadne.prepare import _settings, example_of
+from ariadne.stopped import held as now_held
 from ariadne.stopped import prepared, python
 
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(3))
@@ -148,7 +149,7 @@ def test_what_was_changed_before_a_stop_is_put_back_by_pythons_own_methods() -> 
 
 @pytest.mark.planted
 def test_a_get_of_the_classs_own_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(python, "_same_items", lambda thing, was: python._names_stand(thing.get, was))
+    monkeypatch.setattr(now_held, "same_items", lambda thing, was: now_held.names_stand(thing.get, was))
     with pytest.raises(TypeError):
         split(Net(KINDS["one_argument"](), False))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -120,11 +121,23 @@ class Other(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_another_mode_is_heard_of() -> None:
-    class Mine(Unseen):
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return func(*args, **(kwargs or {}))
+class Mine(Unseen):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
 
+
+def test_a_name_that_comes_to_hold_the_question_later_asks_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    late: Any = ModuleType("asks_late")
+    late.asked, t = None, torch.ones(1)
+    monkeypatch.setitem(sys.modules, late.__name__, late)
+    for asked in (None, has_torch_function, None, has_torch_function):
+        late.asked = asked
+        with unseen(Mine()):
+            assert asked is None or not late.asked((t,))
+        assert late.asked is asked
+
+
+def test_another_mode_is_heard_of() -> None:
     t, mine = torch.ones(1), Mine()
     with unseen():
         enter(mine)

@@ -65,6 +65,27 @@ def test_what_is_kept_is_what_stands_there_after_a_change(change: str) -> None:
     assert shown(laid.tables(net)) == shown(Laid().tables(net))
 
 
+def told(laid: Laid, net: nn.Module) -> list[Any]:
+    """What is made of the tables, by which things they are."""
+    return [
+        [(name, id(t)) for name, t in laid.state(net)],
+        {name: id(t) for name, t in laid.bound(net).items()},
+        laid.training(net),
+        laid.averages(net),
+        [[*map(id, one)] for one in laid.hung(laid.tables(net))],
+    ]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_made_of_what_is_kept_is_made_anew_after_a_change(change: str) -> None:
+    net, laid = model(), Laid()
+    assert told(laid, net) == told(laid, net) == told(Laid(), net)
+    CHANGES[change](net)
+    assert told(laid, net) == told(Laid(), net)
+    net.eval(), net[1].train()
+    assert told(laid, net) == told(Laid(), net)
+
+
 def test_another_model_and_a_copy_have_tables_of_their_own() -> None:
     net, laid = model(), Laid()
     laid.tables(net)
