@@ -95,7 +95,7 @@ class Ahead:
         return self.other
 
     def _plain(self) -> Callable[..., Any]:
-        return load(self.lifted.kernel(marked=False, checked=False), f"{self.label}, kernel")
+        return load(self.lifted.python(), f"{self.label}, kernel")
 
     def _find(self, batch: int, inputs: Sequence[Any], state: Sequence[Any], ambient: Any) -> Package | None:
         start = starting()

@@ -30,7 +30,8 @@ Strides = dict[tuple[str, int], int | None]
 def compilable(lifted: Lifted) -> Lifted:
     """The same segment: the shell looks at the witnesses, and torch's tracer knows the functions."""
     namespace = {name: _known(thing) for name, thing in lifted.source.namespace.items()}
-    return _hoisted(replace(lifted, source=replace(lifted.source, namespace=namespace)))
+    bound = lifted.source.namespace
+    return _hoisted(replace(lifted, source=replace(lifted.source, namespace=namespace), bound=bound))
 
 
 def _known(thing: Any) -> Any:

@@ -197,7 +197,7 @@ class _Jit:
             raise SpecError(f"torch.compile does not take {given}: {error}") from error
         self.lazy = breaks and whenever_compiled(self.inner, self._compiling)
         if given.get("disable"):
-            self.hot = load(self.lifted.kernel(marked=False, checked=False), f"{self.label}, kernel")
+            self.hot = load(self.lifted.python(), f"{self.label}, kernel")
         else:
             self.hot = self.watched if breaks else torch._dynamo.run(function)
         if graphs:
@@ -209,7 +209,7 @@ class _Jit:
         eager = self.options.given.get("backend") == "cudagraphs"
         run = hot
         if eager:
-            plain = load(self.lifted.kernel(marked=False, checked=False), f"{self.label}, kernel")
+            plain = load(self.lifted.python(), f"{self.label}, kernel")
             self.report.state, self.report.ways[False] = "compiled", "CUDA graphs of eager code"
 
             def run(*args: Any) -> Any:
@@ -322,7 +322,7 @@ class _Jit:
     def _fall_back(self, why: str) -> None:
         self.report.state = "eager"
         self.report.notes.append(" ".join(why.split())[:300])
-        self.hot = load(self.lifted.kernel(marked=False, checked=False), f"{self.label}, kernel")
+        self.hot = load(self.lifted.python(), f"{self.label}, kernel")
         self.shell["hot"] = self.hot
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ class Lifted:
     `body` is the kernel's body, a function of `arguments`: the segment's own, then `state`, the texts by which the shell
     reads tensors of the model and constants. It returns the tuple of `results`. `after` is what the shell does with them.
     `sizes` holds, for each of the segment's tensor arguments, what the plan knows of its dims. `looked_at` are the results that
-    the shell looks at and gives to nobody.
+    the shell looks at and gives to nobody. `bound`: what its names stand for where it runs as Python, if a compiler gets others.
     """
 
     source: Source
@@ -46,6 +46,7 @@ class Lifted:
     after: tuple[str, ...]
     sizes: Mapping[str, tuple[int | Expr, ...]]
     looked_at: tuple[str, ...] = ()
+    bound: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -99,6 +100,11 @@ class Lifted:
         given = {"is_compiling": torch.compiler.is_compiling, "Miss": Miss, "check": torch._check}
         text = "\n".join(lines) + "\n"
         return Source(self.name, text, {**self.source.namespace, **given}, self._taken, self.results)
+
+    def python(self) -> Source:
+        """The kernel's source, to be run as Python."""
+        source = self.kernel(marked=False, checked=False)
+        return replace(source, namespace={**source.namespace, **self.bound})
 
     def shell(self, call: str, namespace: Mapping[str, Any], first: tuple[str, ...] = (), last: str = "{}",
               read: Reader | None = None) -> Source:  # fmt: skip

@@ -363,3 +363,34 @@ def test_what_is_written_on_the_cpu_is_written_at_each_call(recorded: Make) -> N
         with torch.no_grad():
             call(runtime, x), twin(x)
     assert torch.equal(model.counted, twin.counted)
+
+
+class Masked(nn.Module):
+    """Combines masks by an operator of Python's, whose op by its name tries other types first, and prints its arguments for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4).to(HERE), nn.Linear(4, 4).to(HERE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        return self.b(h * ((h > 0) & (h < 1)))
+
+
+def test_code_that_runs_as_python_calls_what_the_model_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(graph: Any, inputs: Any) -> Any:
+        raise RuntimeError("no compiler here")
+
+    model, x = Masked().eval(), randn(2, 4)
+    options = {"backend": refuses, "on_compile_error": "eager"}
+    spec = SplitSpec("after:a", dynamic_batch=(1, 8))
+    runtime = prepare_split(model, (x,), split=spec, mode="compiled", compile_options=options)
+    call(runtime, x)
+    assert runtime.report().fell_back
+
+    def shown(self: Tensor, **_: Any) -> str:
+        raise AssertionError("a tensor was printed")
+
+    monkeypatch.setattr(Tensor, "__repr__", shown)
+    with torch.no_grad():
+        assert torch.equal(call(runtime, x), model(x))
