@@ -6,11 +6,13 @@ A plan makes such a thing anew in each call, and gives the same as long as these
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
 from ariadne import tree
+from ariadne.capture.made import Structure, maker, structure_of
 from ariadne.capture.state import Snapshot
 from ariadne.capture.values import Values
 from ariadne.guards import (
@@ -38,12 +40,14 @@ _MOST = 4096  # so many objects are looked into
 
 
 class Filling(NamedTuple):
-    """What stands in one place after a first call: tensors, by their names in the plan; numbers; whether an array does."""
+    """What stands in one place after a first call: tensors, by their names in the plan; numbers; whether an array does; and
+    where it consists of tensors alone, how."""
 
     tensors: tuple[str, ...]
     numbers: tuple[float, ...]
     arrays: bool
     spot: Spot
+    structure: Structure | None
 
 
 class Telling(NamedTuple):
@@ -106,7 +110,8 @@ def _held(value: Any, values: Values, spot: Spot) -> Filling:
     leaves = [*tree.leaves(value)]
     ids = (values.ids.get(id(t)) for t in held_tensors(value))
     numbers = tuple(leaf for leaf in leaves if type(leaf) is float)
-    return Filling(tuple(name for name in ids if name is not None), numbers, any(map(is_array, leaves)), spot)
+    tensors = tuple(name for name in ids if name is not None)
+    return Filling(tensors, numbers, any(map(is_array, leaves)), spot, structure_of(value, values.ids))
 
 
 def held_tensors(value: Any) -> list[torch.Tensor]:
@@ -192,7 +197,8 @@ def _made_of(slots: Slots, plan: TracePlan, sources: Iterable[str], drew: bool) 
 def made_of(slots: Slots, plan: TracePlan, effects: Effects) -> dict[str, MadeOf]:
     """What was made of which tensors of the model, in words; without what the plan itself puts there at each call.
 
-    A number is made of what Python read that very number of; an array of all of which Python took the data.
+    A number is made of what Python read that very number of; an array of all of which Python took the data. How it is made is
+    said where all that the call leaves can be made of the model's tensors alone.
     """
     if not slots.fillings:  # as of most models
         return {}
@@ -207,19 +213,24 @@ def made_of(slots: Slots, plan: TracePlan, effects: Effects) -> dict[str, MadeOf
             of.setdefault(groups.find(name), set()).update(read)
     asked = [node for node in plan.nodes if node.is_witness]
     found: dict[str, MadeOf] = {}
-    for (place, key), (tensors, numbers, arrays, spot) in slots.fillings.items():
+    all_made = True
+    for (place, key), (tensors, numbers, arrays, spot, structure) in slots.fillings.items():
         read_of = (node for node in asked if (arrays and node.target == WHOLE) or _is_one_of(node.witness, numbers))
         names = [*tensors, *(name for node in read_of for name in node.reads)]
         at_each_call = place in effects.rules or (place.path, key) in stored or (place.path, key) in effects.assigned
-        values = [] if at_each_call else [plan.values[n] for n in names if n in groups.parent]
+        if at_each_call:
+            continue
+        values = [plan.values[n] for n in names if n in groups.parent]
         sources = {
             (*plan.values[name].origin, v.name in tensors and v.storage >= 0 and v.storage == plan.values[name].storage)
             for v in values
             for name in of.get(groups.find(v.name), ())
         }
+        make = maker(plan, structure) if spot.steps else None
+        all_made &= bool(sources) and make is not None
         if sources:
-            found[place.words(key)] = MadeOf(frozenset(sources), spot)
-    return found
+            found[place.words(key)] = MadeOf(frozenset(sources), spot, make)
+    return found if all_made else {what: replace(made, make=None) for what, made in found.items()}
 
 
 EVERY_ARGUMENT = slice(None)

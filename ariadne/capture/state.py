@@ -25,6 +25,7 @@ from ariadne.guards import (
     Memories,
     Reached,
     Slots,
+    calls_of,
     contents_of,
     follow,
     held,
@@ -32,6 +33,7 @@ from ariadne.guards import (
     is_opaque,
     is_raw,
     lasts,
+    not_called,
     outside_of,
     own_dict,
     own_of,
@@ -578,7 +580,7 @@ def left_as_found(
     With `buffers` the data of all buffers too, whatever moves them. The random generators stay where they are unless it `drew`
     from them.
     """
-    snapshot = Snapshot(model)
+    snapshot, known = Snapshot(model), calls_of(model)
     snapshot.save_outside()  # where a backward pass counts, for one
     if buffers:
         snapshot.save_buffers()
@@ -588,3 +590,4 @@ def left_as_found(
         yield
     finally:
         snapshot.restore(drew)
+        not_called(model, known)

@@ -9,6 +9,7 @@ import types
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 from operator import is_
 from typing import Any
 
@@ -32,7 +33,7 @@ from ariadne.guards.attributes import (
 from ariadne.guards.attributes import shown as shown_step
 from ariadne.guards.classes import Hiding, Lookup, Nearer, changeable, own_dict, stands_in
 from ariadne.guards.counted import Names, kept_of_attribute, owner_of
-from ariadne.guards.first_calls import AsFilled, first_calls
+from ariadne.guards.first_calls import AsFilled, first_calls, leave_together
 from ariadne.guards.kept import Defaults, Kept, Same
 from ariadne.guards.left import AsLeft, merged
 from ariadne.guards.marks import (
@@ -227,8 +228,10 @@ class Baseline:
             self.attributes.append((path, ("the names of its attributes",), names_in))
         self.references = references(self.modules, read_tensors, self.outside)
         called = any(recorded.called_before for recorded in recordings)
-        filled = {what: made for recorded in recordings for what, made in recorded.made_of.items()}
-        self.attributes += [("", (what,), AsFilled(model, filled[what], called)) for what in sorted(filled)]
+        real = [recorded.made_of for recorded in recordings if recorded.made_of is not None]
+        filled = {what: [made[what] for made in real if what in made] for what in sorted({*chain.from_iterable(real)})}
+        self.attributes += [("", (what,), AsFilled(model, made, called)) for what, made in filled.items()]
+        leave_together([v for *_, v in self.attributes if isinstance(v, AsFilled)], len(real))
         left = merged(recorded.left for recorded in recordings)
         reads = frozenset[tuple[str, str]]().union(*(recorded.decided for recorded in recordings))
         if called:  # by the model itself, or by a split of it: what that left is known
@@ -438,6 +441,7 @@ class Baseline:
                 if value.holds(mine) and type(copied_one) is type(mine):
                     value = value.anew(copied_one)
             new.attributes.append((path, keys, value))
+        leave_together([v for *_, v in new.attributes if isinstance(v, AsFilled) and v.together])
         return new
 
 

@@ -7,7 +7,8 @@ prepared, whichever plan served it.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from ariadne.compare import difference
 from ariadne.guards.attributes import MISSING, SIMPLE, follow, is_a
 from ariadne.guards.kept import Kept
 from ariadne.guards.versions import VERSION
@@ -40,12 +42,36 @@ class Spot(NamedTuple):
             return MISSING
         return MISSING if found is None else found
 
+    def put(self, model: nn.Module, value: Any) -> None:
+        """Let something stand there, as forward does."""
+        holder = self._holder(model)
+        if type(holder) is dict:
+            holder[self.steps[-1]] = value
+        else:
+            holder.append(value)
 
-class MadeOf(NamedTuple):
-    """The tensors of which a first call made something, and where that stands."""
+    def takes(self, model: nn.Module) -> bool:
+        """Whether nothing stands there, and something can: as an attribute, in a dict, or next in a list."""
+        try:
+            holder = self._holder(model)
+        except (LookupError, AttributeError, TypeError):
+            return False
+        if type(holder) is list:
+            return bool(self.steps[-1] == len(holder))
+        return type(holder) is dict and self.now(model) is MISSING
+
+    def _holder(self, model: nn.Module) -> Any:
+        return follow(model.get_submodule(self.path).__dict__, self.steps[:-1]) if self.steps else None
+
+
+@dataclass(frozen=True)
+class MadeOf:
+    """The tensors of which a first call made something, and where that stands; `make` makes it of a model as it is now, if it is
+    made of nothing else."""
 
     origins: frozenset[Origin]
     spot: Spot
+    make: Callable[[nn.Module], Any] | None = field(default=None, compare=False, repr=False)
 
 
 class _Seen:
@@ -88,7 +114,7 @@ class _Then:
 
 
 class AsFilled(Kept):
-    """The tensors of a model from which forward made something at its first call, and keeps it.
+    """The tensors of a model from which forward made something at its first call, and keeps it, as was seen in one or more runs.
 
     They must hold what they held at the first call since the model was prepared, whichever plan served that; where it was
     `called` before, what they hold now. Where a call of the model itself has put the thing in its place since, no one knows when
@@ -97,16 +123,17 @@ class AsFilled(Kept):
     thing anew: while something stands there, none did.
     """
 
-    __slots__ = ("called", "empty", "made", "own", "tables")
+    __slots__ = ("called", "empty", "made", "own", "runs", "tables", "together")
 
-    def __init__(self, thing: nn.Module, made: MadeOf, called: bool) -> None:
-        self.made, self.called = made, called
-        self.empty = not called and made.spot.now(thing) is MISSING
-        at = ((thing.get_submodule(path), name, shares) for path, name, shares in sorted(made.origins))
+    def __init__(self, thing: nn.Module, runs: Sequence[MadeOf], called: bool) -> None:
+        self.runs, self.made, self.called = runs, runs[-1], called
+        self.together: Sequence[AsFilled] = ()
+        self.empty = not called and self.made.spot.now(thing) is MISSING
+        at = ((thing.get_submodule(path), name, shares) for path, name, shares in sorted(self.made.origins))
         self.tables = [(m._parameters if name in m._parameters else m._buffers, name, shares) for m, name, shares in at]
-        holder = thing.get_submodule(made.spot.path)
+        holder = thing.get_submodule(self.made.spot.path)
         train = getattr(type(holder).train, "__code__", None)
-        attribute = str(made.spot.steps[0]) if made.spot.steps else ""
+        attribute = str(self.made.spot.steps[0]) if self.made.spot.steps else ""
         clears = train is not nn.Module.train.__code__ and train is not None and attribute in train.co_names
         self.own: dict[str, Any] | None = holder.__dict__ if clears else None
         super().__init__(thing)
@@ -137,14 +164,31 @@ class AsFilled(Kept):
             return True
         if not self.is_same():
             return False
+        if then is None:
+            self._leave()
         first_calls(self.thing)[self.made] = self.held = self.look(self.thing)
         return True
 
+    def _leave(self) -> None:
+        """Leave on the model what its first call would have, all of it, so that it goes on with that where a weight changes."""
+        if not all(one.made.spot.takes(self.thing) for one in self.together):
+            return
+        values = []
+        for one in self.together:
+            value, *others = (made.make(self.thing) for made in one.runs if made.make is not None)
+            if any(difference(value, other) for other in others):  # it follows the batch
+                return
+            values.append(value)
+        for one, value in zip(self.together, values, strict=True):
+            one.made.spot.put(self.thing, value)
+        for one in self.together:
+            first_calls(self.thing)[one.made] = one.held = one.look(self.thing)
+
     def anew(self, thing: Any) -> Kept:
         """The same of a copy, which was called as often."""
-        copied = type(self)(thing, self.made, self.called or self.made in first_calls(self.thing))
+        copied = type(self)(thing, self.runs, self.called or self.made in first_calls(self.thing))
         if not copied.called:
-            copied.empty, copied.held = self.empty, self.held
+            copied.empty, copied.held, copied.together = self.empty, self.held, self.together
         return copied
 
     def _is_emptied(self, then: _Then) -> bool:
@@ -187,6 +231,14 @@ class AsFilled(Kept):
             if plain:
                 found.update(as_bytes(t).numpy())
         return found.digest()
+
+
+def leave_together(filled: Sequence[AsFilled], runs: int | None = None) -> None:
+    """Have a first call leave all of these on the model, if each of as many runs made each of them of the model's tensors alone."""
+    made = all(one.empty and all(run.make is not None for run in one.runs) for one in filled)
+    together = filled if made and all(runs in (None, len(one.runs)) for one in filled) else ()
+    for one in filled:
+        one.together = together
 
 
 def _writes(own: dict[str, Any]) -> int:

@@ -85,7 +85,7 @@ class Recording:
     changed: list[tuple[str, str, Any, Any]] = field(default_factory=list)
     containers: list[tuple[Any, Any]] = field(default_factory=list)
     effects: dict[Place, Change] = field(default_factory=dict)  # what it did to containers
-    made_of: dict[str, Any] = field(default_factory=dict)  # what a first call filled, and of what
+    made_of: dict[str, Any] | None = None  # what a first call filled, and of what; of a real run
     left: dict[Any, Any] = field(default_factory=dict)  # what stands where it filled something, as plain values
     decided: frozenset[tuple[str, str]] = frozenset()  # attributes for which what a first call left there decides
     remembered: list[Any] = field(default_factory=list)  # what functions had kept before, and were asked again

@@ -96,7 +96,7 @@ def kept_weights(session: Any, number: int) -> None:
         except Different:
             raise
         except AriadneError as error:
-            session.counts.refuse(error)
+            session.counts.refuse(error, session.program)
             session.twins.reset()
             return
     if ran:
@@ -161,7 +161,7 @@ def draws_beside(session: Any, number: int) -> None:
     except AriadneError as error:
         if not (session.stale or program.refusable or "another thread drew" in str(error)):
             raise Different(f"while another thread draws: {error!r}") from error
-        session.counts.refuse(error)
+        session.counts.refuse(error, session.program)
         twins.reset()
         return
     now = generators()
@@ -191,7 +191,7 @@ def from_files(session: Any, number: int) -> None:
         sent = halves[0].run_prefix(*args, **kwargs).to_bytes()
         found = halves[1].run_suffix(ariadne.BoundaryPayload.from_bytes(sent))
     except AriadneError as error:
-        session.counts.refuse(error)
+        session.counts.refuse(error, session.program)
         return
     except Exception as error:
         found = error

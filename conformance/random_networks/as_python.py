@@ -41,7 +41,7 @@ def _hold(program: Program, training: bool, trains: bool, counts: Counts, most: 
     except VerificationError as error:
         raise Different(f"{mode}: {error}") from error
     except AriadneError as error:
-        counts.refuse(error)
+        counts.refuse(error, program)
         return
     safe = [c for c in runtime.candidates if c.safe]
     for candidate in safe[:: max(1, len(safe) // most)]:
@@ -79,7 +79,7 @@ def _allowed(act: Callable[[], Any], twins: Twins, counts: Counts, where: str) -
     except VerificationError as error:
         raise Different(f"{where}: {error}") from error
     except AriadneError as error:
-        counts.refuse(error)
+        counts.refuse(error, twins.program)
     except Exception as error:
         raise Different(f"{where}: {type(error).__name__}: {error}") from error
     twins.reset()

@@ -16,15 +16,20 @@ from ariadne.errors import (
     WitnessError,
 )
 from conformance.random_networks.compare import Different
+from conformance.random_networks.program import Program
 from conformance.random_networks.twins import Twins, asked
 
 WIRE, TOO_SHORT = "over a wire", "there is nothing to cut"
+UNSEEN = ("takes data out of torch unseen", "Forward may do what no op shows")
+HIDE = {"left_torch", "unseen_later"}  # steps whose numbers come by no op of torch, so that a graph would freeze them
 LIMITS = (WIRE, "max_paths", "were written into since")  # of plans that branch on data
 NAMED_LIMITS = {  # what no split can do, or has a bound that the user sets: by words of the error, as results name it
     WIRE: "a path that a suffix over a wire does not know",
     LIMITS[1]: "a path beyond max_paths",
     LIMITS[2]: "a path asked for after its inputs were written into",
     TOO_SHORT: "a plan of one op",
+    UNSEEN[0]: "what forward does by no op of torch",
+    UNSEEN[1]: "what forward does by no op of torch",
 }
 INEXACT = "may differ from the whole model's in the last bits"
 MOVED = ("this boundary's prefix ran elsewhere", "another call, or you, wrote")  # state that both sides of a cut use
@@ -48,9 +53,11 @@ class Counts:
     limited: list[str] = field(default_factory=list)  # the names of the limits that were met
     refused: list[str] = field(default_factory=list)  # all else that was refused
 
-    def refuse(self, error: Exception) -> None:
-        """Note that something was refused, and how; or by which limit."""
-        limit = next((name for words, name in NAMED_LIMITS.items() if words in str(error)), None)
+    def refuse(self, error: Exception, program: Program) -> None:
+        """Note that something of a program was refused, and how; or by which limit."""
+        hides = any(step["do"] in HIDE for step in program.steps)
+        words = (words for words in NAMED_LIMITS if words in str(error) and (hides or words not in UNSEEN))
+        limit = next((NAMED_LIMITS[found] for found in words), None)
         if limit is None:
             self.refused.append(f"{type(error).__name__}: {error}")
         else:
@@ -78,11 +85,11 @@ def allowed(
         witnessed = isinstance(error, WitnessError)
         if not any(limit in str(error) for limit in limits) if witnessed else not refusable:
             raise Different(f"{runtime.split_id}, batch {batch}: a guard fires for no reason: {error!r}") from error
-        counts.refuse(error)
+        counts.refuse(error, twins.program)
     except FrontierError as error:
         if batch in runtime.plan.batches and TOO_SHORT not in str(error):  # of a path of its own
             raise Different(f"{runtime.split_id}, batch {batch}: {error!r}") from error
-        counts.refuse(error)
+        counts.refuse(error, twins.program)
     except TrainingError as error:
         wanted = asked(twins.split, seed)
         if ASKS in str(error) and any(p is wanted for p in runtime.prefix_parameters()):
@@ -96,11 +103,11 @@ def allowed(
     except (UnsupportedError, VerificationError) as error:  # of a plan that was captured for this call
         if not any(step["do"] == "unseen_later" for step in twins.program.steps):
             raise Different(f"{runtime.split_id}, batch {batch}: {error!r}") from error
-        counts.refuse(error)
+        counts.refuse(error, twins.program)
     except BoundaryError as error:
         if not (twins.program.writes and any(words in str(error) for words in MOVED)):
             raise Different(f"{runtime.split_id}, batch {batch}: {error!r}") from error
-        counts.refuse(error)
+        counts.refuse(error, twins.program)
     except Exception as error:
         raise Different(f"{runtime.split_id}, batch {batch}: {type(error).__name__}: {error}") from error
     else:

@@ -72,7 +72,7 @@ class Session:
             if not self.program.refusable:
                 raise Different(f"trace: no step of this program may be refused, but: {error}") from error
             self.runtime = None
-            self.counts.refuse(error)
+            self.counts.refuse(error, self.program)
 
     def _split(self, number: int) -> None:
         safe = [c for c in self.runtime.candidates if c.safe] if self.runtime else []
@@ -138,7 +138,8 @@ class Session:
             except ModuleError as error:
                 if not any(part.get("kind") == "listed" for part in self.program.parts.values()):
                     raise
-                self.counts.refuse(error)  # a module in no registry, of which the plan has the original's tensors
+                # a module in no registry, of which the plan has the original's tensors
+                self.counts.refuse(error, self.program)
                 return
         twins.whole = copy.deepcopy(twins.whole)
         if self.runtime:

@@ -33,6 +33,7 @@ class Extent:
 
 
 ALL = Extent()
+MOST_EXAMPLES = 100  # how many of the refused programs a line of results has
 EXTENT = {
     "smoke": Extent(cuts=4, actions=10, least=(1,)),  # batch 0 stands in the corpus
     "wide": Extent(steps=5, both_modes=False, cuts=3, session_steps=4, actions=14, named=True),
@@ -48,6 +49,7 @@ class Tally:
         self.refusals: Counter[str] = Counter()  # programs, by the class of the error
         self.limits: Counter[str] = Counter()  # programs, by the limit that they met
         self.drawn: Counter[str] = Counter()  # programs, by the kinds of steps that they have
+        self.refused: list[dict[str, Any]] = []  # programs, with the words of what was refused, to be replayed
 
     def add(self, counts: Counts, program: Program) -> None:
         """One program that was held against every promise."""
@@ -55,6 +57,8 @@ class Tally:
         self.counts.update(programs=1, cuts=counts.cuts, unsafe=counts.unsafe, replays=counts.replays)
         self.refusals.update({text.partition(":")[0] for text in counts.refused})
         self.limits.update({*counts.limited})
+        if counts.refused and len(self.refused) < MOST_EXAMPLES:
+            self.refused.append({"words": sorted({*counts.refused}), "program": json.loads(program.to_json())})
         self.counts.update(
             steps=counts.steps,
             raising=counts.raising,
@@ -73,7 +77,8 @@ class Tally:
         line = {"kind": self.kind, "profile": self.profile, "sources": sources(ROOT), "seconds": seconds}
         line |= {n: self.counts[n] for n in (*names, "failures")}
         found = {"limits": self.limits, "refusals": self.refusals, "drawn": self.drawn}
-        return line | {name: dict(sorted(counted.items())) for name, counted in found.items()}
+        line |= {name: dict(sorted(counted.items())) for name, counted in found.items()}
+        return line | {"refused_examples": self.refused}
 
     def write(self) -> None:
         """Append the counts to the file that the environment names, if it names one."""

@@ -72,7 +72,7 @@ def _hold(program: Program, training: bool, trains: bool, counts: Counts, most: 
     except (CaptureError, InputError) as error:
         if not program.refusable:
             raise Different(f"{mode}: no step of this program may be refused, but: {error}") from error
-        counts.refuse(error)
+        counts.refuse(error, program)
         return
     except Exception as error:
         raise Different(f"{mode}: prepare_split raises {type(error).__name__}: {error}") from error

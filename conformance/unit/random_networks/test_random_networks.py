@@ -25,10 +25,12 @@ import ariadne.runtime.training
 import ariadne.runtime.variant
 import ariadne.segment.codegen
 from ariadne import SplitSpec
+from ariadne.errors import UnsupportedError
 from conformance.random_networks import corpus
 from conformance.random_networks.__main__ import main
 from conformance.random_networks.as_python import trial_as_python
 from conformance.random_networks.compare import Different, copied, same
+from conformance.random_networks.counts import Counts
 from conformance.random_networks.draw import Meta, grow, programs
 from conformance.random_networks.parts import KINDS
 from conformance.random_networks.program import Program, build
@@ -176,6 +178,33 @@ def test_a_failure_is_kept_and_replayed_from_its_file(
     counted = json.loads(line)
     assert counted["failures"] == 1
     assert counted["profile"] == "test"
+
+
+def test_a_refusal_of_what_no_op_shows_is_a_limit_only_of_a_program_that_does_such_a_thing() -> None:
+    told = UnsupportedError("forward takes data out of torch unseen (by dlpack, a storage)")
+    honest = Program.parse(json.dumps(SMALL))
+    hiding = dataclasses.replace(
+        honest, steps=({"do": "left_torch", "of": ["x"], "with": {"by": "list"}, "to": ["v0"]},)
+    )
+    counts = Counts()
+    for program in (honest, hiding):
+        counts.refuse(told, program)
+    assert counts.refused == [f"UnsupportedError: {told}"]
+    assert counts.limited == ["what forward does by no op of torch"]
+
+
+def test_a_refused_program_is_kept_with_the_words_and_replayed_from_the_results(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "results.jsonl"
+    monkeypatch.setenv(VARIABLE, str(results))
+    program, tally = Program.parse(json.dumps(SMALL)), Tally("programs", "test")
+    tally.add(Counts(refused=["ModuleError: so", "ModuleError: so"]), program)
+    tally.add(Counts(limited=["a plan of one op"]), program)
+    tally.write()
+    assert [example["words"] for example in tally.line()["refused_examples"]] == [["ModuleError: so"]]
+    assert main([str(results)]) == 0
+    assert capsys.readouterr().out.startswith(f"{results}:1, refused 0: equal;")
 
 
 @pytest.mark.planted

@@ -71,7 +71,7 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         outside.put_back()
         if self.session and not self.failing:  # what is tried to make a failing session smaller is no search
-            self.tally.add(self.session.counts, self.session.program)
+            self.tally.add(self.session.counts, self.session.program.with_script(self.session.script))
 
     @rule()
     def trace(self) -> None:
