@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from ariadne.compiled import SegmentReport
-from ariadne.compiled.ahead import Ahead, _ambient, _killed
+from ariadne.compiled.ahead import Ahead, _killed
 from ariadne.compiled.exported import admitted
+from ariadne.compiled.modes import modes
 from ariadne.compiled.package import Layout
 from ariadne.errors import CompileError, SpecError
 from ariadne.plan import Batches, Expr
@@ -303,7 +304,7 @@ def test_packages_that_serve_few_batches_are_kept_side_by_side_and_found_by_each
         """How often a new process had loaded after each of these batches."""
         ahead, counts = taking((Expr("B"), 5), packages), []
         for batch in batches:
-            assert batch in ahead._find(batch, [torch.ones(batch, 5)], [], _ambient()).batches  # type: ignore[union-attr]
+            assert batch in ahead._find(batch, [torch.ones(batch, 5)], [], modes()).batches  # type: ignore[union-attr]
             counts.append(ahead.report.loaded)
         return counts
 
