@@ -71,10 +71,15 @@ class Outcome:
 
     def output(self) -> tuple[tree.Spec, tuple[Any, ...]]:
         """The structure of what forward returned, and its leaves as the plan names them."""
-        leaves, spec = tree.flatten(self.recorded.output)
+        leaves, spec = self._made(self.recorded.output)
         self._refuse_read_leaves(leaves)
         atoms = tuple(self._output(leaf) for leaf in leaves)
         return self._classed(spec, zip(leaves, atoms, strict=True)), atoms
+
+    def _made(self, value: Any) -> tuple[list[Any], tree.Spec]:
+        """The leaves and the structure of what forward makes, cached properties included, for a plan to make more of it."""
+        leaves, spec = tree.flatten(value, cached=True)
+        return leaves, tree.of_any(spec, self.snapshot.holds)
 
     def _output(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor) and leaf.is_nested:
@@ -82,7 +87,7 @@ class Outcome:
                 "forward returns a nested tensor, which a plan can't hold; return to_padded_tensor(0.0, size) of it, and the mask"
             )
         atom = self.values.atom(leaf)
-        if isinstance(atom, Ref) and atom.name in self.values.objects:
+        if isinstance(leaf, (list, tuple)) or (isinstance(atom, Ref) and atom.name in self.values.objects):
             cache = (
                 ". Where it is a cache of keys and values, pass use_cache=False (to a command, --input use_cache=False)"
             )
@@ -168,7 +173,7 @@ class Outcome:
                     f"forward returns the very list or dict that it leaves in attribute {name!r} of {named(path)}, of which a plan "
                     "makes two: what is put into the one is not in the other. Return a copy, or leave a copy there (dict(found))"
                 )
-            leaves, spec = tree.flatten(now)
+            leaves, spec = self._made(now)
             leaf = next(
                 (t for t in leaves if isinstance(t, torch.Tensor) and _is_made_leaf(t) and self._is_ops(t)), None
             )
@@ -237,7 +242,7 @@ class Outcome:
         """What was put into a container at one key; or the error that says why no plan can put it there."""
         value = change.after[key]
         before = change.before.get(key) if isinstance(change.before, dict) else (*change.before[key : key + 1], None)[0]
-        leaves, spec = tree.flatten(value)
+        leaves, spec = self._made(value)
         if any(id(t) in self._read for t in tree.leaves(before) if isinstance(t, torch.Tensor)):
             return refused(
                 place, key, "in place of a tensor that it reads, which a plan can't follow; keep it in a buffer"

@@ -79,6 +79,7 @@ class Parts:
             raise UnsupportedError(recording.read_size)
         refuse_transforms(recorder.where())
         leaves, given = tree.flatten((args, kwargs))
+        given = tree.of_any(given, snapshot.holds)
         self._refuse_objects(name, leaves)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         recorder._keep(tensors)

@@ -289,7 +289,11 @@ class Values:
         for name, known in self.objects.items():
             if known is value:
                 return Ref(name)
-        name = self.new(getattr(value, "__name__", type(value).__name__), "object")
+        try:  # past what the class itself answers for a name that it has not, as dicts do whose items are attributes
+            called = object.__getattribute__(value, "__name__")
+        except AttributeError:
+            called = None
+        name = self.new(called if type(called) is str else type(value).__name__, "object")
         self.objects[name] = value
         return Ref(name)
 

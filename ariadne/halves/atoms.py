@@ -316,11 +316,14 @@ def told_spec(spec: tree.Spec) -> Any:
     if spec.kind not in ("list", "tuple", "dict", "size"):
         assert spec.cls is not None
         found["class"] = place(spec.cls)
-        if spec.keys[len(getattr(spec.cls, "_fields", spec.keys)) :]:
+        more = [*spec.keys[len(getattr(spec.cls, "_fields", ())) :], *(n for n, _ in spec.context or ())]
+        if spec.kind == "namedtuple" and more:
             raise HalfError(
-                f"a {spec.cls.__name__} with attributes beside its fields ({', '.join(map(str, spec.keys))}) can't be kept in a "
+                f"a {spec.cls.__name__} with attributes beside its fields ({', '.join(more)}) can't be kept in a "
                 "file; hand these in, or return them, apart"
             )
+    if spec.kind == "fields" and spec.context is not None:
+        found["context"] = [name for name, _ in spec.context]  # the objects are another process's: its class makes them
     if spec.kind in ("registered", "subclass"):
         assert spec.cls is not None
         try:
@@ -366,6 +369,7 @@ class Classes:
     ) -> None:
         self.allow, self.plain, self.trusting = frozenset(allow), plain, trusting
         self.given = dict(handed or {})
+        self.tells_all = True  # whether the file says of a dataclass all that it has
         self.used: dict[str, Handed] = {}
 
     def handed(self, name: str, flags: dict[str, bool]) -> Any:
@@ -432,7 +436,10 @@ class Classes:
             need(len(keys) == len(children), "a structure has not as many keys as parts")
         if kind in plain:
             return tree.Spec(kind, plain[kind], keys, children)
-        need(kind in ("fields", "namedtuple", "mapping", "registered", "subclass"), f"a structure is a {_show(kind)}")
+        need(
+            kind in ("fields", "namedtuple", "mapping", "row", "registered", "subclass"),
+            f"a structure is a {_show(kind)}",
+        )
         if kind in ("fields", "namedtuple"):
             need(
                 all(type(k) is str and k.isidentifier() and not keyword.iskeyword(k) for k in keys),
@@ -443,14 +450,28 @@ class Classes:
             if kind == "subclass":
                 need(len(children) == 1, "a structure is malformed")
                 return children[0]
-            flat = kind in ("registered", "namedtuple")
+            flat = kind in ("row", "registered", "namedtuple")
             return tree.Spec("tuple", tuple, (), children) if flat else tree.Spec("dict", dict, keys, children)
         cls = self.find(where, _OF_RESULTS[kind == "subclass"])
         need(isinstance(cls, type), f"{_show(where)} is no class")
         context = Reader().atom(value["context"]) if "context" in value else None
+        if kind == "fields":
+            if not self.tells_all:
+                _refuse_older(cls, keys)
+            context = tuple((n, tree.ANEW) for n in context) if type(context) is tuple else None
         found = tree.Spec(kind, cls, keys, children, context)
         need(_fits(found), f"{_show(where)} is no container of kind {kind}")
         return found
+
+
+def _refuse_older(cls: Any, keys: tuple[Any, ...]) -> None:
+    """Raise `HalfError` for a dataclass of an older file that is more than it says: its class had to make the rest."""
+    lacks = [n for n, f in getattr(cls, "__dataclass_fields__", {}).items() if not f.init and n not in keys]
+    if lacks or (hasattr(cls, "__post_init__") and not issubclass(cls, dict)):
+        raise HalfError(
+            f"this half was saved by an Ariadne that kept no more of a {cls.__name__} than its constructor takes; this one needs "
+            "all that it has; save it again"
+        )
 
 
 def _fits(spec: tree.Spec) -> bool:
@@ -459,7 +480,10 @@ def _fits(spec: tree.Spec) -> bool:
     return {
         "mapping": cls is OrderedDict,
         "namedtuple": issubclass(cls, tuple) and getattr(cls, "_fields", None) == spec.keys,
-        "fields": hasattr(cls, "__dataclass_fields__"),
+        "row": tree.kind_of(cls) == "row",
+        "fields": tree.kind_of(cls) == "fields"
+        and all(c.kind == "dict" for k, c in zip(spec.keys, spec.children, strict=True) if k == "__dict__")
+        and all(type(n) is str for n, _ in spec.context or ()),
         "registered": cls in torch_pytree.SUPPORTED_NODES,
         "subclass": issubclass(cls, torch.Tensor)
         and [c.kind for c in spec.children] == [tree.LEAF]

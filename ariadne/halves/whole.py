@@ -15,10 +15,9 @@ from ariadne.halves.known import known
 from ariadne.halves.skeleton import Held, known_places, read_flags, read_state
 from ariadne.halves.weights import Row
 
-FORMATS = (
-    1,
-    2,
-)  # 2: it says which suffix may follow which other prefix, and these may send more than their own suffix takes
+# 2: it says which suffix may follow which other prefix, and these may send more than their own suffix takes. 3: a dataclass is
+# said by all that it has, and a list or a tuple may be of another class.
+FORMATS = (1, 2, 3)
 VERSION = "0.1.0"
 _KEYS = frozenset("format ariadne torch part model weights digest ops state flags plans batches trainable".split())
 
@@ -46,8 +45,9 @@ def said(data: Mapping[str, Any], classes: Classes, spaces: frozenset[str]) -> S
     if type(data["format"]) is not int or data["format"] not in FORMATS:
         raise HalfError(
             f"this half has format {str(data['format'])[:20]}, and this Ariadne ({VERSION}) reads formats "
-            f"{' and '.join(map(str, FORMATS))}. Save it with this version, or load it with the one that saved it"
+            f"{', '.join(map(str, FORMATS))}. Save it with this version, or load it with the one that saved it"
         )
+    classes.tells_all = data["format"] >= 3
     need(data.keys() - {"pipeline", "order", "whole"} == _KEYS, "its data have other parts than expected")
     order = {
         text(n, "a parameter"): count(i, "a place", 0, 2**31)

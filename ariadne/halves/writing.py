@@ -364,7 +364,7 @@ def save(
     half = {
         **about,
         "order": {_key(slot): places[id(slot.tensor)] for slot in kept if id(slot.tensor) in places},
-        "format": FORMATS[any(s.plan.apart is not None and s.plan.apart.number >= 0 for s, _ in sides)],
+        "format": 0,
         "ariadne": VERSION,
         "torch": torch.__version__,
         "part": name,
@@ -388,9 +388,24 @@ def save(
             for i, (s, _) in enumerate(sides)
         ],
     }
+    half["format"] = _format(half["plans"], sides)
     told = json.dumps(half, separators=(",", ":"))
     _read_back(told)
     weights.write(path, told, tensors)
+
+
+def _format(plans: Any, sides: Iterable[tuple[Side, Cut]]) -> int:
+    """The oldest format that has words for all of it."""
+    if _has_structures(plans):
+        return FORMATS[2]
+    return FORMATS[any(s.plan.apart is not None and s.plan.apart.number >= 0 for s, _ in sides)]
+
+
+def _has_structures(told: Any) -> bool:
+    """Whether a structure among these data is of a kind whose words are of format 3."""
+    if isinstance(told, dict):
+        return told.get("kind") in ("fields", "row") or any(map(_has_structures, told.values()))
+    return isinstance(told, (list, tuple)) and any(map(_has_structures, told))
 
 
 def _flags(name: str, sides: Iterable[tuple[Side, Cut]]) -> dict[str, bool]:

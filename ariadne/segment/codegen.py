@@ -348,12 +348,6 @@ class _Writer:
                 return "{" + ", ".join(f"{k!r}: {v}" for k, v in zip(spec.keys, inner, strict=True)) + "}"
             cls = spec.cls
             assert cls is not None
-            fields = getattr(cls, "__dataclass_fields__", {})
-            if spec.kind == "fields" and all(_is_name(k) and (k in fields or issubclass(cls, dict)) for k in spec.keys):
-                named = (f"{k}={v}" for k, v in zip(spec.keys, inner, strict=True))
-                return f"{self.use(cls, cls.__name__)}({', '.join(named)})"
-            if spec.kind == "namedtuple" and len(spec.keys) == len(getattr(cls, "_fields", ())):
-                return f"{self.use(cls, cls.__name__)}({', '.join(inner)})"
             level = replace(spec, children=())
             build = self.use(_Rebuild(level), f"rebuild_{cls.__name__}")
             return f"{build}(({', '.join(inner)}{',' if len(inner) == 1 else ''}))"

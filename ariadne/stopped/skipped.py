@@ -178,7 +178,7 @@ class Skipping(Unseen):
             id(t): (t, 0 if t.is_inference() else t._version)
             for t in (*(self.crossed[i] for i in self.before.shared), *inputs)
         }
-        return tree.map_leaves(settled, output)
+        return tree.map_leaves(settled, output, cached=True)
 
     def settle(self, model: nn.Module, output: Any, absent: bool) -> None:
         """Put what crossed in the place of each tensor without data that forward left in what it returns, or in what Python keeps.
@@ -254,7 +254,7 @@ def run_rest(
             output = model(*args, **kwargs)
             if not skipping.standing.passed:
                 raise skipping.standing.fail(_ASTRAY.format("it returns before the cut comes"))
-            result = tree.map_leaves(lambda t: present(skipping.as_left(t)), output)
+            result = tree.map_leaves(lambda t: present(skipping.as_left(t)), output, cached=True)
             if any(one is not None and one.goes_on for one in saving):
                 raise skipping.standing.fail(
                     "the cut lies within torch.utils.checkpoint, whose part the backward pass runs again from its beginning, and "

@@ -416,7 +416,7 @@ def _out_of_state(header: dict[str, Any], target: str) -> None:
         (lambda h: h["state"][0][0][0].__setitem__(2, "forward.x"), "taken|kept nowhere|not in the file"),
         (lambda h: h["plans"][0]["cut"]["live"].append(h["plans"][0]["cut"]["live"][0]), "crosses twice"),
         (lambda h: _value(h, h["plans"][0]["nodes"][0]["out"][0]).__setitem__(1, "constant"), "is a constant that is not there"),
-        (lambda h: h.update(format=3), "has format 3, and this Ariadne"),
+        (lambda h: h.update(format=4), "has format 4, and this Ariadne"),
     ],
 )  # fmt: skip
 def test_a_file_that_lies_is_refused(tmp_path: Path, change: Any, says: str) -> None:
