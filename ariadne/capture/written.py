@@ -127,7 +127,7 @@ class Undone(Looking):
 
 
 def plainly(func: Any) -> AbstractContextManager[object]:
-    """Where an op runs as what `torch.Tensor(x)` is made of, which no class of tensors hears of: what it gives is a plain tensor."""
+    """For the op that `torch.Tensor(x)` is made of, of which no class of tensors hears: what it gives is a plain tensor."""
     return torch._C.DisableTorchFunctionSubclass() if func is torch.ops.aten.alias.default else nullcontext()
 
 
