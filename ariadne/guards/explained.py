@@ -85,7 +85,7 @@ def refuse_changes(
             raise ModuleError(
                 f"forward fills {where} at its first call, and keeps it: by {now_it_is}, where the first call of this plan "
                 f"would have left {left}; the model goes on with the first. Let forward ask anew in each call, or set it "
-                f"beforehand{again}"
+                f"beforehand, as a call of the model itself does{again}"
             )
         if isinstance(value, Kept):
             if not value.is_same():
