@@ -250,7 +250,13 @@ def _bound(model: torch.nn.Module, spec: tree.Spec) -> list[tuple[str, int, bool
 
 
 def _given_as(t: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
-    """A fresh tensor, with the graph that the caller's wants, or has: what an op made may be written into, and a leaf not."""
+    """A fresh tensor, with the graph that the caller's wants, or has: what an op made may be written into, and a leaf not.
+
+    And of its class, of which ops may make plain tensors, as those of torchvision's `Image` do.
+    """
+    cls = tree.subclass_of(leaf)
+    if cls is not None and type(t) is not cls:
+        t = t.as_subclass(cls)
     t.requires_grad_(leaf.requires_grad)
     if type(leaf) is torch.nn.Parameter:
         t = torch.nn.Parameter(t, leaf.requires_grad)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Callable, Mapping
-from functools import cache, partial
-from types import FunctionType
+from functools import cache, lru_cache, partial
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from torch import nn
@@ -41,14 +42,45 @@ def patch(recorder: Recorder, paths: Mapping[int, str], patches: Patches) -> Non
         watch(name, partial(tables, name in _OF_ALL))
 
 
-def note(found: Recording, path: str, name: str, held: Mapping[str, Any], read: Callable[[str], Any]) -> None:
-    """Note that forward has one of a module's tables at hand: what it looks up in there, and what it misses, nobody sees."""
+def note(
+    found: Recording, path: str, name: str, held: Mapping[str, Any], read: Callable[[str], Any], frame: FrameType
+) -> None:
+    """Note that forward has one of a module's tables at hand: what it looks up in there, and what it misses, nobody sees.
+
+    Save for `self.__dict__.pop("name", None)` and `.get("name")`, in whose code, that of the `frame`, the one name stands, and
+    which look for what forward itself did not put there.
+    """
     if name != "__dict__":
         found.tabled.add(path)
+        return
+    alone = asked_alone(frame.f_code, frame.f_lasti)
+    if alone is not None and alone not in BOOKKEEPING and (path, alone) not in found.written:
+        if alone in held:
+            read(alone)
+        else:
+            found.missing.add((path, alone))
         return
     found.listed.add(path)
     for key in [k for k in held if k not in BOOKKEEPING]:
         read(key)
+
+
+@lru_cache(maxsize=4096)
+def asked_alone(code: CodeType, at: int) -> str | None:
+    """The one name that code looks up in what the instruction at this place gives, by `pop` or `get`; None where it does another
+    thing with it, and so may keep it."""
+    steps = iter([step for step in dis.get_instructions(code) if step.offset >= at and step.opname != "CACHE"])
+    first, method = next(steps, None), next(steps, None)
+    if first is None or first.argval != "__dict__" or method is None or method.argval not in ("pop", "get"):
+        return None
+    given = []
+    for step in steps:
+        if step.opname == "LOAD_CONST":
+            given.append(step.argval)
+        elif step.opname != "PRECALL":
+            called = step.opname == "CALL" and step.argval == len(given)
+            return given[0] if called and given and type(given[0]) is str else None
+    return None
 
 
 @cache

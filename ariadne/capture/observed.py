@@ -152,6 +152,7 @@ def observe(
     way once it is warm: then the model runs until it gives the same twice, and that is the output.
     """
     leaves = example.resized(batch, perturbed)
+    laid = [_laid(leaf) for leaf in leaves]
     reach = Reach(model)
     args, kwargs = tree.unflatten(leaves, example.spec)
     snapshot = reach.snapshot(args, kwargs)
@@ -166,6 +167,7 @@ def observe(
         with torch.set_grad_enabled(grad), recording(model, None, snapshot, watch) as (found, _):
             found.output = model(*args, **kwargs)
         refuse_unrun(found.output)
+        _refuse_laid_anew(laid, leaves, called(model, example.spec))
         found.effects = containers.changes(snapshot.is_inside)
         containers.refuse_ordering(found.names)
         settled = _refuse_python_state(found, snapshot, batch, effects)
@@ -322,6 +324,23 @@ def refuse_layouts(model: nn.Module, example: Example) -> None:
             raise UnsupportedError(
                 f"input {label} is {how}, and a plan follows the memory of dense inputs alone; hand it in dense, or keep it in a "
                 "buffer of the model"
+            )
+
+
+def _laid(leaf: Any) -> tuple[tuple[int, ...], ...]:
+    """Sizes and strides of a dense tensor; of anything else nothing."""
+    dense = isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_nested
+    return (tuple(leaf.shape), leaf.stride()) if dense else ()
+
+
+def _refuse_laid_anew(before: Sequence[Any], leaves: Sequence[Any], names: Sequence[str]) -> None:
+    """Raise `UnsupportedError` where forward leaves an input with other sizes or strides than it came with."""
+    for was, leaf, name in zip(before, leaves, names, strict=True):
+        if (now := _laid(leaf)) != was:
+            raise UnsupportedError(
+                f"forward gives the input {name!r} other sizes or strides in place, {[*was[0]]} by {[*was[1]]} before and "
+                f"{[*now[0]]} by {[*now[1]]} after, and a plan takes an input as it comes. Use the op that makes a view, such as "
+                "x.unsqueeze(1) or x.t(), in place of x.unsqueeze_(1) or x.t_()"
             )
 
 

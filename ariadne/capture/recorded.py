@@ -106,9 +106,8 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
         path = paths[me]
         if name in listed.TABLES:
             if not minds_its_own():
-                listed.note(
-                    recording, path, name, value, partial(nn.Module.__getattribute__, self)
-                )  # this very function
+                again = partial(nn.Module.__getattribute__, self)  # this very function
+                listed.note(recording, path, name, value, again, sys._getframe(1))
             if path in strays:  # a list of parts may be gone through and not called
                 used.add(path)
             return value

@@ -30,7 +30,7 @@ from ariadne.capture.refusals import Patches, refuse_transforms
 from ariadne.capture.scripted import Running
 from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot, Spot
-from ariadne.capture.written import Writes
+from ariadne.capture.written import Writes, plainly
 from ariadne.errors import AriadneError, UnsupportedError
 from ariadne.guards import Effect, Event, Recording, switches
 from ariadne.plan import PLAIN, Region, bind, storage_of, tensors_in, written_arguments
@@ -216,6 +216,7 @@ class Recorder(ProxyTorchDispatchMode):
             try:
                 with (
                     self.drawing(seeded),
+                    plainly(func),
                     torch._C._DisablePythonDispatcher(),
                 ):  # else composite ops such as lstm run as Python decompositions
                     run = partial(func, *plain(args), **plain(kwargs)) if self.watch else partial(func, *args, **kwargs)

@@ -5,6 +5,7 @@ In runs that nobody records, too: in another state of Python, forward may write 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -119,9 +120,15 @@ class Undone(Looking):
             for i in written_arguments(func, bound):
                 for t in tensors_in(bound[i]):
                     self._writes.keep(t)
-        out = func(*args, **given)
+        with plainly(func):
+            out = func(*args, **given)
         self._writes.made((*args, *given.values()), out)
         return out
+
+
+def plainly(func: Any) -> AbstractContextManager[object]:
+    """For the op that `torch.Tensor(x)` is made of, of which no class of tensors hears: what it gives is a plain tensor."""
+    return torch._C.DisableTorchFunctionSubclass() if func is torch.ops.aten.alias.default else nullcontext()
 
 
 @cache

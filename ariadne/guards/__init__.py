@@ -107,7 +107,7 @@ from ariadne.guards.left import Elsewhere, Left, Site, told_entries
 from ariadne.guards.opened import SHOWING, referent
 from ariadne.guards.profiled import surroundings
 from ariadne.guards.recording import Effect, Event, Flag, Recording
-from ariadne.guards.remembered import Memories
+from ariadne.guards.remembered import Memories, refuse_pushed_out
 from ariadne.guards.roots import Reached, outside_of
 from ariadne.guards.searched import searched_once
 from ariadne.guards.switches import (

@@ -22,7 +22,7 @@ from ariadne.guards.baseline import HOOKS, Baseline, global_hooks, keeps_its_wei
 from ariadne.guards.bound import accepts, matched, may_be_none, once_more
 from ariadne.guards.classes import Lookup
 from ariadne.guards.counted import owner_of
-from ariadne.guards.explained import beside, other_structure, refuse_changes
+from ariadne.guards.explained import beside, other_structure, refuse_changes, unlike
 from ariadne.guards.kept import Kept, OfKind, OfTables, Own, Same
 from ariadne.guards.left import AsLeft
 from ariadne.guards.marks import Asked, Tabled, marks_on, same_marks
@@ -261,9 +261,8 @@ def explain(
                 )
             if not given.same(leaf):
                 raise InputError(
-                    f"input {name} was {reprlib.repr(given.thing)}{beside(given.thing)} at capture, now it is "
-                    f"{reprlib.repr(leaf)}{beside(leaf)}; a value that is no tensor is part "
-                    "of the plan. Prepare again for another one"
+                    f"input {name} {unlike(given.thing, leaf)}; a value that is no tensor is part of the plan. Prepare again for "
+                    "another one"
                 )
             continue
         if leaf is None and not plain and i in may_be_none(model, plan.input_spec):

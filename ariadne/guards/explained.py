@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping, Sequence
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 from torch import nn
@@ -84,7 +85,7 @@ def refuse_changes(
             raise ModuleError(
                 f"forward fills {where} at its first call, and keeps it: by {now_it_is}, where the first call of this plan "
                 f"would have left {left}; the model goes on with the first. Let forward ask anew in each call, or set it "
-                f"beforehand{again}"
+                f"beforehand, as a call of the model itself does{again}"
             )
         if isinstance(value, Kept):
             if not value.is_same():
@@ -170,6 +171,18 @@ def beside(value: Any) -> str:
     """The attributes that a number, a text or a container has beside what it shows, for an error; nothing where it has none."""
     own = own_of(value) if is_a(value, (*SIMPLE, tuple, list, dict)) else None
     return f" with the attributes {reprlib.repr(own)}" if own else ""
+
+
+def unlike(was: Any, now: Any) -> str:
+    """That an input that is no tensor is another one than at capture, in words for both."""
+    one, other = (_shortly(thing) + beside(thing) for thing in (was, now))
+    return f"was {one} at capture, now it is {'another one' if one == other else other}"
+
+
+def _shortly(thing: Any) -> str:
+    """A function by its name, of which `reprlib` would leave out the middle; anything else as that has it."""
+    named_so = type(thing) in (FunctionType, BuiltinFunctionType, MethodType)
+    return f"the function {thing.__name__!r}" if named_so else reprlib.repr(thing)
 
 
 def other_structure(found: tree.Spec, known: tree.Spec, raised: Exception | None = None) -> str:

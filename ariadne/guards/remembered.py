@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ariadne import tree
+from ariadne.errors import UnsupportedError
 from ariadne.guards.attributes import MISSING, entries_beside, entries_of, lasts, own_of
 from ariadne.guards.versions import VERSION
 
@@ -49,6 +50,22 @@ class Remembered:
 def all_hold(remembered: Sequence[Remembered]) -> bool:
     """Whether all of them do."""
     return all(one.holds() for one in remembered)
+
+
+def refuse_pushed_out(remembered: Iterable[Remembered]) -> None:
+    """Raise `UnsupportedError` where a function that keeps a few results alone has let go of one that it gave to forward.
+
+    A capture runs forward at several batches, and of such a cache nothing can be put back.
+    """
+    for one in remembered:
+        most = one.memory.cache_parameters()["maxsize"]
+        if most is not None and not one.holds():
+            name = getattr(one.memory, "__qualname__", type(one.memory).__name__)
+            raise UnsupportedError(
+                f"forward got a result that {name!r} had kept, which keeps {most} (functools.lru_cache(maxsize={most})); to "
+                "capture that, forward runs at several batches, and the results of these took its place. Let it keep more, such "
+                f"as maxsize=128, or call {name}.cache_clear() before each call of the split"
+            )
 
 
 class Memories:

@@ -45,15 +45,16 @@ class Tap(torch.autograd.Function):
 def carried(labels: tuple[str, ...], raw: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[str, ...]]:
     """What a training boundary holds: the values without their graph, and the labels of those that want a gradient.
 
-    One tensor under several labels (`to` and `contiguous` may give back what they got) stays one tensor.
+    One tensor under several labels (`to` and `contiguous` may give back what they got) stays one tensor. One that has no graph
+    is carried as it is: forward may return it, and a loss may ask whether that is the very input.
     """
     if len(raw) == 1 and isinstance(raw[0], torch.Tensor):
-        return (raw[0].detach(),), labels if raw[0].requires_grad else ()
+        return ((raw[0].detach(),), labels) if raw[0].requires_grad else (raw, ())
     values, wanting = [], []
     bare: dict[int, torch.Tensor] = {}
 
     def detached(t: Any) -> Any:
-        return bare.setdefault(id(t), t.detach()) if isinstance(t, torch.Tensor) else t
+        return bare.setdefault(id(t), t.detach()) if isinstance(t, torch.Tensor) and t.requires_grad else t
 
     for label, value in zip(labels, raw, strict=True):
         if isinstance(value, torch.Tensor):
@@ -80,8 +81,8 @@ def tapped(boundary: BoundaryPayload, walking: list[bool]) -> tuple[list[Any], G
         if not isinstance(value, torch.Tensor):
             return value
         kept[name] = None
-        if name not in wanting:
-            return value
+        if name not in wanting:  # where it requires a gradient by now, that was asked for after forward read it
+            return value.detach() if value.requires_grad else value
         tap = taps.get(id(value))
         if tap is None:
             tap = taps[id(value)] = Tap.apply(value, ANCHOR, name, kept, walking)

@@ -37,7 +37,17 @@ from ariadne.errors import (
     TrainingError,
     named,
 )
-from ariadne.guards import Baseline, ModuleGuard, StateGuard, entrance, follow, has_grown, shown, switches
+from ariadne.guards import (
+    Baseline,
+    ModuleGuard,
+    StateGuard,
+    entrance,
+    follow,
+    has_grown,
+    refuse_pushed_out,
+    shown,
+    switches,
+)
 from ariadne.imports import imported
 from ariadne.plan import Apart, Groups, TraceNode, TracePlan, Value, as_bytes, uses
 from ariadne.runtime.caught import refuse_caught
@@ -259,6 +269,7 @@ class Variant:
                     "were cut from larger tensors, or transposed. Pass input.contiguous()"
                 )
             refuse_resized(self.plan, self.model)
+            refuse_pushed_out(self.prefix_guard.baseline.remembered)
             raise AriadneError(
                 "a plan does not accept the inputs that it was captured from; please report this as a bug"
             )

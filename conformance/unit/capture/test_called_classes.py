@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ariadne import prepare_split
+from ariadne import SplitSpec, prepare_split
 from ariadne.errors import SpecError, UnsupportedError
 
 X = torch.arange(12.0).view(3, 4).cos()
@@ -51,6 +51,23 @@ def test_both_ways_out_give_what_the_model_gives(rule: Callable[[Net, Tensor], A
     assert "__new__" not in vars(Tensor)
     assert type(Marked(X)) is Marked
     assert Tensor(2, 3).shape == (2, 3)
+
+
+PLAIN: dict[str, Callable[[Net, Tensor], Tensor]] = {
+    "of an input": lambda m, x: m.b(m.a(Tensor(x))),
+    "of a part of it": lambda m, x: m.b(m.a(Tensor(x.detach()))),
+    "by an old name": lambda m, x: m.b(m.a(torch.FloatTensor(x))),
+    "of what it made": lambda m, x: m.b(Tensor(m.a(x).detach())),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_torchs_own_class_makes_a_plain_tensor_of_one_of_another_class(name: str) -> None:
+    model, x = Net(PLAIN[name]), X.as_subclass(Marked)
+    runtime = prepare_split(model, (x,), split=SplitSpec("50%", trainable=False))
+    found, whole = runtime.run_suffix(runtime.run_prefix(x[:2])), model(x[:2])
+    assert type(found) is type(whole) is Tensor
+    assert torch.equal(found, whole)
 
 
 def one_by_one(m: Net, x: Tensor) -> Iterator[Tensor]:

@@ -18,6 +18,7 @@ from ariadne import SplitSpec, prepare_split
 from ariadne.capture.reach import Reach
 from ariadne.capture.recorded import recording
 from ariadne.compare import difference
+from ariadne.errors import UnsupportedError
 
 HOSTILE = {
     "a line break": "a\nimport os",
@@ -113,7 +114,7 @@ def test_what_forward_puts_into_an_attribute_of_any_name_is_put_there(name: str)
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             h = self.a(x)
             setattr(self.holder, name, h)
-            return self.b(h)
+            return self.b(h.relu())
 
     model = Puts()
     equals_whole(model, lambda: model.holder.__dict__.pop(name))
@@ -141,3 +142,33 @@ def test_a_function_that_stood_in_the_place_of_one_of_pythons_holds_no_model() -
     assert taken is not len
     assert taken(torch.ones(2, 3)) == taken([1, 2]) == 2
     assert gone() is None
+
+
+LAID_ANEW: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "another dim": lambda x: x.unsqueeze_(1).squeeze(1),
+    "transposed": lambda x: x.t_().t(),
+    "transposed, a square one": lambda x: x.t_(),
+}
+
+
+@pytest.mark.parametrize("name", LAID_ANEW)
+def test_an_input_that_forward_lays_out_anew_is_refused_by_name(name: str) -> None:
+    class Lays(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.b(self.a(LAID_ANEW[name](x)))
+
+    rows = 4 if "square" in name else 2
+    with pytest.raises(
+        UnsupportedError, match=r"gives the input 'x' other sizes or strides in place, .*x\.unsqueeze\(1\)"
+    ):
+        prepare_split(Lays(), inputs(rows), split="after:a")
+
+
+def test_an_input_that_forward_lays_out_as_it_was_is_followed() -> None:
+    class Lays(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.a(x.unsqueeze_(1))
+            x.squeeze_(1)
+            return self.b(h.relu())
+
+    equals_whole(Lays())

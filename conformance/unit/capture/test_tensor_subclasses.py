@@ -102,6 +102,27 @@ def test_inputs_of_another_class_than_at_capture_get_a_plan_of_their_own(name: s
         same(expected, found)
 
 
+class Ending(torch.Tensor):
+    """Ops give plain tensors of it, as of torchvision's `Image`."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def test_inputs_of_a_class_whose_ops_give_plain_tensors_have_one_plan() -> None:
+    model = made("and back")
+    runtime = prepare_split(model, (numbers(4, 6).as_subclass(Ending),), split=SplitSpec("50%", trainable=False))
+    for rows in (1, 3, 6):
+        x = numbers(rows, 6).as_subclass(Ending)
+        with torch.no_grad():
+            expected, found = model(x), runtime.run_suffix(runtime.run_prefix(x))
+        assert classes(expected) == classes(found)
+        same(expected, found)
+    assert len(runtime.plans) == 1
+
+
 def tagged(s: Any, x: torch.Tensor) -> torch.Tensor:
     found: Any = s.b(s.a(x)).as_subclass(Bare)
     found.tag = "a"

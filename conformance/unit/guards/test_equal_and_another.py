@@ -87,3 +87,26 @@ def test_an_input_that_cannot_be_copied_is_refused_by_name() -> None:
     model = Asking(lambda v: bool(v["on"]), None, "given")
     with pytest.raises(InputError, match=r"an input holds a mappingproxy, .* which can't be copied .* Pass a dict"):
         prepare_split(model, (torch.randn(2, 6), types.MappingProxyType({"on": True})), split="after:a")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        (torch.tanh, torch.relu, r"was the function 'tanh' at capture, now it is the function 'relu'"),
+        (nn.Tanh(), nn.Tanh(), r"was Tanh\(\) at capture, now it is another one"),
+    ],
+)
+def test_another_function_or_module_is_told_apart_in_words(one: Any, other: Any, words: str) -> None:
+    class Acts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, act: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+            out: torch.Tensor = self.b(act(self.a(x)))
+            return out
+
+    x = torch.ones(2, 4)
+    split = prepare_split(Acts(), (x, one), split="after:a")
+    with pytest.raises(InputError, match=words):
+        split.run_prefix(x, other)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ariadne import prepare_split
+from ariadne.errors import UnsupportedError
 from ariadne.guards.remembered import Remembered
 from conformance.unit.guards.test_first_calls import Net, X, call
 
@@ -62,6 +63,27 @@ def test_a_result_that_made_way_for_others_is_asked_for_anew() -> None:
     tensor(3, times=1)
     FACTOR["is"] = 3.0
     assert torch.equal(call(split), split.model(X))
+
+
+@functools.lru_cache(maxsize=1)
+def table(rows: int) -> torch.Tensor:
+    return torch.arange(float(rows))[:, None] / rows
+
+
+@torch.no_grad()
+def test_a_result_that_capture_itself_pushes_out_is_refused_by_name() -> None:
+    model = Net(lambda m: 1.0)
+    model.register_forward_pre_hook(lambda m, given: given[0] * table(len(given[0])))
+    model(X)
+    with pytest.raises(
+        UnsupportedError, match=r"'table' had kept, which keeps 1 .*maxsize=128, or call table.cache_clear"
+    ):
+        prepare_split(model, (X,), split="after:first")
+    table.cache_clear()
+    split = prepare_split(model, (X,), split="after:first")
+    for rows in (X, X[:1], X):
+        assert torch.equal(split.run_suffix(split.run_prefix(rows)), model(rows))
+        table.cache_clear()
 
 
 @torch.no_grad()
