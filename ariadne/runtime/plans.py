@@ -308,7 +308,9 @@ class Plans:
         """
         try:
             return self._captured_for(args, kwargs, training)
-        except AriadneError:
+        except AriadneError as error:
+            if outdated := next(filter(None, (g.baseline.outdated() for v in [*self._variants] for g in v.guards)), ""):
+                raise ModuleError(outdated) from error
             raise
         except Exception as error:  # the capture has put everything back
             raised = error

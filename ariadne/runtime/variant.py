@@ -37,7 +37,17 @@ from ariadne.errors import (
     TrainingError,
     named,
 )
-from ariadne.guards import Baseline, ModuleGuard, StateGuard, entrance, follow, has_grown, shown, switches
+from ariadne.guards import (
+    Baseline,
+    ModuleGuard,
+    StateGuard,
+    entrance,
+    follow,
+    has_grown,
+    shown,
+    switches,
+    telling_batch,
+)
 from ariadne.imports import imported
 from ariadne.plan import Apart, Groups, TraceNode, TracePlan, Value, as_bytes, uses
 from ariadne.runtime.caught import refuse_caught
@@ -125,7 +135,7 @@ class Variant:
                 nodes, paths = self.parts["suffix"].nodes(plan), guards["suffix"].modules
                 self.suffix_state = StateGuard(plan, candidate.cut, nodes, model, baseline, paths)
             if "prefix" in guards:
-                self.enter = entrance(plan, model, baseline)
+                self.enter = telling_batch(entrance(plan, model, baseline), baseline)
             sources = {p.name: emit(plan, p, model) for p in self.parts.values()}
             self.prefix_source, self.suffix_source = (sources.get(name, nobody) for name in SIDES)
             self.reads = {p.name: parameters_read(plan, p) for p in self.parts.values()}
