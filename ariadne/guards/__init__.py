@@ -100,7 +100,7 @@ from ariadne.guards.effects import (
 )
 from ariadne.guards.explained import other_structure
 from ariadne.guards.facts import alike
-from ariadne.guards.first_calls import MadeOf, Spot, calls_of, not_called
+from ariadne.guards.first_calls import MadeOf, Spot, calls_of, not_called, undisturbed
 from ariadne.guards.further import Further, enter_alike
 from ariadne.guards.given import Given
 from ariadne.guards.kept import has_grown

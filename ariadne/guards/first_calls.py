@@ -7,7 +7,8 @@ prepared, whichever plan served it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
@@ -346,3 +347,17 @@ def not_called(model: nn.Module, known: dict[Any, Any] | None = None) -> None:
     calls.clear()
     calls.update(known or {})
     calls.turn += 1
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Within the block the model runs and is put back: what that writes into the dicts of modules is no switch of mode."""
+    found = [(made.spot.path, then) for made, then in first_calls(model).items() if is_a(then, _First) and then.own]
+    modules = dict(model.named_modules(remove_duplicate=False)) if found else {}
+    kept = [(then, modules[path].__dict__) for path, then in found if path in modules]
+    still = [(then, own) for then, own in kept if _writes(own) == then.own]
+    try:
+        yield
+    finally:
+        for then, own in still:
+            then.own = _writes(own)

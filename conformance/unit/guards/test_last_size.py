@@ -147,6 +147,10 @@ def test_where_train_empties_the_place_a_step_makes_it_anew() -> None:
         loss.backward()
         assert torch.equal(loss, step(split, 2))
     assert torch.equal(whole.last.weight.grad, split.model.last.weight.grad)
+    double(split.model)  # with no switch since
+    for _ in range(2):
+        with pytest.raises(ModuleError, match=r"at its first call, and keeps it; that was changed since"):
+            step(split, 2)
 
 
 @torch.no_grad()
