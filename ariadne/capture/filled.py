@@ -195,7 +195,7 @@ def _made_of(slots: Slots, plan: TracePlan, sources: Iterable[str], drew: bool) 
 
 
 def made_of(slots: Slots, plan: TracePlan, effects: Effects) -> dict[str, MadeOf]:
-    """What was made of which tensors of the model, in words; without what the plan itself puts there at each call.
+    """What was made of which tensors of the model, in words; without what forward itself puts there at each call, as the plan does.
 
     A number is made of what Python read that very number of; an array of all of which Python took the data. How it is made is
     said where all that the call leaves can be made of the model's tensors alone.
@@ -212,25 +212,40 @@ def made_of(slots: Slots, plan: TracePlan, effects: Effects) -> dict[str, MadeOf
         for name in (*node.outputs, *node.writes):
             of.setdefault(groups.find(name), set()).update(read)
     asked = [node for node in plan.nodes if node.is_witness]
+    kept_for_size, holders = effects.kept_for_size, _telling(slots, effects)
     found: dict[str, MadeOf] = {}
     all_made = True
     for (place, key), (tensors, numbers, arrays, spot, structure) in slots.fillings.items():
         read_of = (node for node in asked if (arrays and node.target == WHOLE) or _is_one_of(node.witness, numbers))
         names = [*tensors, *(name for node in read_of for name in node.reads)]
         at_each_call = place in effects.rules or (place.path, key) in stored or (place.path, key) in effects.assigned
-        if at_each_call:
+        if at_each_call and (effects.puts_again(place, key) or not kept_for_size):
             continue
+        names = [*tensors] if at_each_call else names  # a number that each call puts there anew may be the same
         values = [plan.values[n] for n in names if n in groups.parent]
         sources = {
             (*plan.values[name].origin, v.name in tensors and v.storage >= 0 and v.storage == plan.values[name].storage)
             for v in values
             for name in of.get(groups.find(v.name), ())
         }
+        graph = any(plan.values[name].requires_grad for name in tensors)
+        if at_each_call and sources:
+            found[place.words(key)] = MadeOf(frozenset(sources), spot, holders=holders, graph=graph)
+        if at_each_call:
+            continue
         make = maker(plan, structure) if spot.steps else None
         all_made &= bool(sources) and make is not None
         if sources:
-            found[place.words(key)] = MadeOf(frozenset(sources), spot, make)
+            found[place.words(key)] = MadeOf(frozenset(sources), spot, make, graph=graph)
     return found if all_made else {what: replace(made, make=None) for what, made in found.items()}
+
+
+def _telling(slots: Slots, effects: Effects) -> frozenset[tuple[str, str]]:
+    """The attributes that hold the batch for which forward keeps things; none where something else may tell of it, too."""
+    rules, assigned = effects.again
+    beside = ((Place("held", path, ()), name) for path, name in effects.assigned - assigned - effects.holders)
+    tensors = all((had := slots.fillings.get(at)) is not None and had.structure for at in beside)
+    return frozenset(effects.holders) if tensors and effects.rules == rules else frozenset()
 
 
 EVERY_ARGUMENT = slice(None)

@@ -230,6 +230,7 @@ def observe(
                 if (was := attributes.get(key, MISSING)) is not value and not alike(was, value)
                 and not snapshot.is_inside(snapshot.modules[key[0]].__dict__, key[1])
             }  # fmt: skip
+            effects.again = {**effects.rules}, {*effects.assigned}
             _refuse_renewed(found, effects)
             moved = bool(found.changed or found.containers or changes)
             held = Held(snapshot.modules, settled, left)
@@ -250,6 +251,7 @@ def observe(
             settled |= (
                 {key: change for key, change in held.holders.items() if change[0] is None} | flags | held.of_begun
             )
+            effects.holders = {key for key, (_, now) in settled.items() if type(now) is int}
 
             def once_more(drew: frozenset[str] = frozenset(found.drew)) -> Any:
                 snapshot.again(drew)

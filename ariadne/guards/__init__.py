@@ -18,6 +18,7 @@ order::
     facts         dtypes, devices and shapes of tensors, compared in one call
     marks         what stands on tensors beside their values: attributes, strides
     first_calls   what a first call makes and keeps
+    last_size     what is kept for the batch of a call
     told          what stands in a thing, as plain values
     outside       one thing outside of the model, as it was
     ties          which tensors in containers are which
@@ -99,10 +100,11 @@ from ariadne.guards.effects import (
 )
 from ariadne.guards.explained import other_structure
 from ariadne.guards.facts import alike
-from ariadne.guards.first_calls import MadeOf, Spot, calls_of, not_called
+from ariadne.guards.first_calls import MadeOf, Spot, calls_of, not_called, undisturbed
 from ariadne.guards.further import Further, enter_alike
 from ariadne.guards.given import Given
 from ariadne.guards.kept import has_grown
+from ariadne.guards.last_size import telling_batch
 from ariadne.guards.left import Elsewhere, Left, Site, told_entries
 from ariadne.guards.opened import SHOWING, referent
 from ariadne.guards.profiled import surroundings

@@ -34,7 +34,9 @@ from ariadne.guards.attributes import shown as shown_step
 from ariadne.guards.classes import Hiding, Lookup, Nearer, changeable, own_dict, stands_in
 from ariadne.guards.counted import Names, kept_of_attribute, owner_of
 from ariadne.guards.first_calls import AsFilled, first_calls, leave_together
+from ariadne.guards.first_calls import merged as merged_runs
 from ariadne.guards.kept import Defaults, Kept, Same
+from ariadne.guards.last_size import AsLast
 from ariadne.guards.left import AsLeft, merged
 from ariadne.guards.marks import (
     ASKING_FOR_CLASSES,
@@ -230,7 +232,14 @@ class Baseline:
         called = any(recorded.called_before for recorded in recordings)
         real = [recorded.made_of for recorded in recordings if recorded.made_of is not None]
         filled = {what: [made[what] for made in real if what in made] for what in sorted({*chain.from_iterable(real)})}
-        self.attributes += [("", (what,), AsFilled(model, made, called)) for what, made in filled.items()]
+        self.attributes += [
+            (
+                "",
+                (what,),
+                AsFilled(model, made, called) if made[-1].holders is None else AsLast(model, merged_runs(made)),
+            )
+            for what, made in filled.items()
+        ]
         leave_together([v for *_, v in self.attributes if isinstance(v, AsFilled)], len(real))
         left = merged(recorded.left for recorded in recordings)
         reads = frozenset[tuple[str, str]]().union(*(recorded.decided for recorded in recordings))
@@ -358,6 +367,11 @@ class Baseline:
         if path in self.growing and len(now) > len(was):
             return all(name in now and now[name] is module for name, module in was)
         return list(now.items()) == was
+
+    def outdated(self) -> str:
+        """What forward made for the batch of an earlier call, and goes on with though a weight has changed since, in words."""
+        found = ((what, value) for _, (what, *_), value in self.attributes if isinstance(value, AsLast))
+        return next((value.told(str(what)) for what, value in found if not value.is_same()), "")
 
     def has_more_parts(self) -> bool:
         """Whether a dict or a list of modules or parameters has those that it had, and others after them: adapters, or heads."""

@@ -159,6 +159,21 @@ class Effects:
         default_factory=set
     )  # those that forward reads and changes, and no result follows
     kept: set[tuple[str, str]] = field(default_factory=set)  # those of them that a plan sets, too
+    # The rules and the attributes that the second run showed: what came to them since is kept for the batch of the last call.
+    again: tuple[dict[Place, Rule], set[tuple[str, str]]] = field(default_factory=lambda: ({}, set()))
+    holders: set[tuple[str, str]] = field(default_factory=set)  # the attributes that hold that batch
+
+    @property
+    def kept_for_size(self) -> bool:
+        """Whether forward puts something anew in a call of another batch alone."""
+        return bool(self.holders) or self.again != (self.rules, self.assigned)
+
+    def puts_again(self, place: Place, key: Any) -> bool:
+        """Whether each call puts something there, one at the batch of the last, too."""
+        rules, assigned = self.again
+        rule = rules.get(place)
+        items = rule is not None and (rule.how != "items" or key in (*rule.what, *rule.grown))
+        return items or (place.table == "held" and not place.steps and (place.path, key) in assigned)
 
     def renew(self, first: Mapping[Place, Change], renewed: Iterable[tuple[Place, Any]]) -> None:
         """Take it that something is put at these keys at each call: in a container that the first run made, the container is."""

@@ -7,8 +7,9 @@ prepared, whichever plan served it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
@@ -23,6 +24,7 @@ from ariadne.guards.versions import VERSION
 from ariadne.plan import as_bytes, storage_of
 
 Origin = tuple[str, str, bool]  # the path of a module, the name of a tensor there, and whether memory is shared with it
+Tables = list[tuple[dict[str, Any], str, bool]]  # the dict in which each stands, its name, and whether memory is shared
 
 
 class Spot(NamedTuple):
@@ -41,6 +43,10 @@ class Spot(NamedTuple):
         except (LookupError, AttributeError, TypeError):
             return MISSING
         return MISSING if found is None else found
+
+    def is_empty(self, model: nn.Module) -> bool:
+        """Whether it is known that nothing stands there."""
+        return bool(self.steps) and self.now(model) is MISSING
 
     def put(self, model: nn.Module, value: Any) -> None:
         """Let something stand there, as forward does."""
@@ -72,6 +78,28 @@ class MadeOf:
     origins: frozenset[Origin]
     spot: Spot
     make: Callable[[nn.Module], Any] | None = field(default=None, compare=False, repr=False)
+    # None, or it is kept for the batch of the last call: the attributes that hold that batch, if nothing else tells of it.
+    holders: frozenset[tuple[str, str]] | None = None
+    graph: bool = field(default=False, compare=False)  # whether gradients go back through it
+
+    def asks_graph(self) -> bool:
+        """Whether it has a graph where a call makes it now."""
+        return self.graph and torch.is_grad_enabled()
+
+    def tables(self, model: nn.Module) -> Tables:
+        """Where these tensors stand in a model."""
+        at = ((model.get_submodule(path), name, shares) for path, name, shares in sorted(self.origins))
+        return [(m._parameters if name in m._parameters else m._buffers, name, shares) for m, name, shares in at]
+
+    @property
+    def words(self) -> str:
+        """Their names."""
+        return ", ".join(sorted({repr(f"{path}.{name}".lstrip(".")) for path, name, _ in self.origins}))
+
+
+def merged(runs: Sequence[MadeOf]) -> MadeOf:
+    """The last of several, with a graph where it has one in any: some runs are without gradients."""
+    return replace(runs[-1], graph=any(run.graph for run in runs))
 
 
 class _Seen:
@@ -102,13 +130,47 @@ class _Seen:
 
 
 @dataclass
-class _Then:
-    """How such tensors were at a first call: which they are and how often they were written into, what they hold; how often the
-    dict of the module was written in which the thing stands, and what else was in it.
-    """
+class Then:
+    """How such tensors were at a call: which they are and how often they were written into, and what they hold; `graph`: whether
+    what it made of them has a graph."""
 
     at: list[_Seen]
     content: bytes
+    graph: bool
+
+    @classmethod
+    def of(cls, tables: Tables, graph: bool) -> Then:
+        """As they are now."""
+        return cls([_Seen(table.get(name), shares) for table, name, shares in tables], _content(tables), graph)
+
+    def stands(self, tables: Tables) -> bool:
+        """Whether they are the same tensors, unwritten."""
+        places = zip(self.at, tables, strict=True)
+        return all(seen.is_still(table.get(name)) for seen, (table, name, _) in places)
+
+    def holds(self, tables: Tables) -> bool:
+        """Whether they are the same, or hold the same."""
+        return self.stands(tables) or _content(tables) == self.content
+
+
+def _content(tables: Tables) -> bytes:
+    found = hashlib.blake2b()
+    for table, name, shares in tables:
+        t = table.get(name)
+        if t is None:
+            continue
+        plain = not shares and t.layout is torch.strided and not t.is_quantized
+        told = (t.dtype, tuple(t.shape)) if plain else (storage_of(t), shares or t._version)
+        found.update(repr(told).encode())
+        if plain:
+            found.update(as_bytes(t).numpy())
+    return found.digest()
+
+
+@dataclass
+class _First(Then):
+    """The same at a first call; how often the dict of the module was written in which the thing stands, and what else was in it."""
+
     own: int
     beside: dict[str, tuple[int, Any]]
 
@@ -126,48 +188,59 @@ class AsFilled(Kept):
     __slots__ = ("called", "empty", "made", "own", "runs", "tables", "together")
 
     def __init__(self, thing: nn.Module, runs: Sequence[MadeOf], called: bool) -> None:
-        self.runs, self.made, self.called = runs, runs[-1], called
+        self.runs, self.made, self.called = runs, merged(runs), called
         self.together: Sequence[AsFilled] = ()
         self.empty = not called and self.made.spot.now(thing) is MISSING
-        at = ((thing.get_submodule(path), name, shares) for path, name, shares in sorted(self.made.origins))
-        self.tables = [(m._parameters if name in m._parameters else m._buffers, name, shares) for m, name, shares in at]
+        self.tables = self.made.tables(thing)
         holder = thing.get_submodule(self.made.spot.path)
         train = getattr(type(holder).train, "__code__", None)
         attribute = str(self.made.spot.steps[0]) if self.made.spot.steps else ""
         clears = train is not nn.Module.train.__code__ and train is not None and attribute in train.co_names
         self.own: dict[str, Any] | None = holder.__dict__ if clears else None
         super().__init__(thing)
+        self.held = replace(self.held, graph=True)  # as far as is known
 
-    def look(self, thing: Any) -> _Then:
+    def look(self, thing: Any) -> _First:
         """As they are now."""
-        seen = [_Seen(table.get(name), shares) for table, name, shares in self.tables]
-        return _Then(seen, self._content(), 0 if self.own is None else _writes(self.own), self._beside())
+        now = Then.of(self.tables, self.made.asks_graph())
+        return _First(now.at, now.content, now.graph, 0 if self.own is None else _writes(self.own), self._beside())
 
     def words(self, held: Any) -> str:
         """Their names."""
-        return ", ".join(sorted({repr(f"{path}.{name}".lstrip(".")) for path, name, _ in self.made.origins}))
+        return self.made.words
 
     def is_same(self) -> bool:
         """Whether they are as at the first call; where there was none, whether none of the model's own may have met others."""
         then = self._then()
+        if self.lacks_graph():
+            return False
         if then is None and (not self.empty or self.made.spot.now(self.thing) is MISSING):
             return True
         then = self.held if then is None else then
-        if self._stand(then) or self._is_emptied(then):
-            return True
-        return bool(self._content() == then.content)
+        return then.stands(self.tables) or self._is_emptied(then) or then.holds(self.tables)
 
     def asked(self) -> bool:
         """The same, for a call: where it is the first, or something was made anew, the next ones are held against it."""
         then = self._then()
-        if then is not None and self._stand(then):
-            return True
         if not self.is_same():
             return False
+        emptied, graph = then is not None and self._is_emptied(then), self.made.asks_graph()
+        if then is not None and then.stands(self.tables):
+            if emptied:  # this call makes it anew
+                now = replace(then, own=_writes(self.own or {}), graph=graph)
+                first_calls(self.thing)[self.made] = self.held = now
+            return True
+        by_itself = then is None and self.made.spot.now(self.thing) is not MISSING  # which nobody saw
         if then is None:
             self._leave()
-        first_calls(self.thing)[self.made] = self.held = self.look(self.thing)
+        kept = by_itself or (then.graph if then is not None and not emptied else graph)
+        first_calls(self.thing)[self.made] = self.held = replace(self.look(self.thing), graph=kept)
         return True
+
+    def lacks_graph(self) -> bool:
+        """Whether the first call made it without gradients, and this one would make it with them."""
+        then = self._then()
+        return then is not None and not then.graph and self.made.asks_graph() and not self._is_emptied(then)
 
     def _leave(self) -> None:
         """Leave on the model what its first call would have, all of it, so that it goes on with that where a weight changes."""
@@ -187,11 +260,13 @@ class AsFilled(Kept):
     def anew(self, thing: Any) -> Kept:
         """The same of a copy, which was called as often."""
         copied = type(self)(thing, self.runs, self.called or self.made in first_calls(self.thing))
+        if copied.called and (then := self._then()) is not None:
+            copied.held = replace(copied.held, graph=then.graph)
         if not copied.called:
             copied.empty, copied.held, copied.together = self.empty, self.held, self.together
         return copied
 
-    def _is_emptied(self, then: _Then) -> bool:
+    def _is_emptied(self, then: _First) -> bool:
         """Whether `train` has emptied the place since, so that the next call of the model makes the thing anew, too.
 
         Where it was empty before, as in a model that a split alone has called, that shows in nothing but a write of the dict; of
@@ -211,26 +286,17 @@ class AsFilled(Kept):
             if name not in mine
         }
 
-    def _then(self) -> _Then | None:
+    def _then(self) -> _First | None:
         return self.held if self.called else first_calls(self.thing).get(self.made)
 
-    def _stand(self, then: _Then) -> bool:
-        """Whether they are the same tensors, unwritten."""
-        places = zip(then.at, self.tables, strict=True)
-        return all(seen.is_still(table.get(name)) for seen, (table, name, _) in places)
 
-    def _content(self) -> bytes:
-        found = hashlib.blake2b()
-        for table, name, shares in self.tables:
-            t = table.get(name)
-            if t is None:
-                continue
-            plain = not shares and t.layout is torch.strided and not t.is_quantized
-            told = (t.dtype, tuple(t.shape)) if plain else (storage_of(t), shares or t._version)
-            found.update(repr(told).encode())
-            if plain:
-                found.update(as_bytes(t).numpy())
-        return found.digest()
+def told_of_graph(what: str) -> str:
+    """That what an earlier call made has no graph, in words."""
+    return (
+        f"forward made {what} in a call without gradients, and keeps it: in this call, which has gradients, none go back through "
+        "it in the model, where a plan makes it anew. Let the first call be one with gradients, or let forward make it in each; or "
+        "call prepare_split again"
+    )
 
 
 def leave_together(filled: Sequence[AsFilled], runs: int | None = None) -> None:
@@ -247,9 +313,13 @@ def _writes(own: dict[str, Any]) -> int:
 
 
 class Calls(dict[Any, Any]):
-    """What is known of the first calls of a model, by what they made or left; `turn` counts what was noted, and forgotten."""
+    """What is known of the first calls of a model, by what they made or left; `turn` counts what was noted, and forgotten.
+
+    `batch`: that of the call that asks, where a guard needs it.
+    """
 
     turn = 0
+    batch: int | None = None
 
     def note(self, what: Any, then: Any) -> None:
         """Take it that a first call left something."""
@@ -257,13 +327,13 @@ class Calls(dict[Any, Any]):
         self.turn += 1
 
 
-_FIRST: WeakKeyDictionary[nn.Module, Calls] = WeakKeyDictionary()
+_CALLS: WeakKeyDictionary[nn.Module, Calls] = WeakKeyDictionary()
 
 
 def first_calls(model: nn.Module) -> Calls:
     """What is known of the first calls of a model, for guards to keep."""
-    found = _FIRST.get(model)
-    return _FIRST.setdefault(model, Calls()) if found is None else found
+    found = _CALLS.get(model)
+    return _CALLS.setdefault(model, Calls()) if found is None else found
 
 
 def calls_of(model: nn.Module) -> dict[Any, Any]:
@@ -277,3 +347,17 @@ def not_called(model: nn.Module, known: dict[Any, Any] | None = None) -> None:
     calls.clear()
     calls.update(known or {})
     calls.turn += 1
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Within the block the model runs and is put back: what that writes into the dicts of modules is no switch of mode."""
+    found = [(made.spot.path, then) for made, then in first_calls(model).items() if is_a(then, _First) and then.own]
+    modules = dict(model.named_modules(remove_duplicate=False)) if found else {}
+    kept = [(then, modules[path].__dict__) for path, then in found if path in modules]
+    still = [(then, own) for then, own in kept if _writes(own) == then.own]
+    try:
+        yield
+    finally:
+        for then, own in still:
+            then.own = _writes(own)

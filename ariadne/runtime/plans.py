@@ -24,7 +24,16 @@ from ariadne.errors import (
     TrainingError,
 )
 from ariadne.forks import rlock
-from ariadne.guards import Baseline, as_before, differ_in_keys_alone, explain, matched, other_structure, state_types
+from ariadne.guards import (
+    Baseline,
+    as_before,
+    differ_in_keys_alone,
+    explain,
+    matched,
+    other_structure,
+    state_types,
+    undisturbed,
+)
 from ariadne.plan import TracePlan, sizes_at, sizes_in
 from ariadne.runtime.proof import prove
 from ariadne.runtime.taken import check_values, other_device
@@ -308,7 +317,9 @@ class Plans:
         """
         try:
             return self._captured_for(args, kwargs, training)
-        except AriadneError:
+        except AriadneError as error:
+            if outdated := next(filter(None, (g.baseline.outdated() for v in [*self._variants] for g in v.guards)), ""):
+                raise ModuleError(outdated) from error
             raise
         except Exception as error:  # the capture has put everything back
             raised = error
@@ -337,13 +348,15 @@ class Plans:
                 and all(tree.identical(example.leaves[i], value) for i, value in v.plan.literals)
             )
             change, begun = self._change, time.monotonic()
-            captured = self._recapture(example, training, next(mine, None))
+            with undisturbed(self.model):
+                captured = self._recapture(example, training, next(mine, None))
             plan, candidates = captured.plan, frontiers(captured.plan)
             with self._lock:
                 variant = self._cut(plan, candidates, captured.baseline)
             if not variant.guard():  # of what forward keeps from its first call, the model goes on with another
                 variant.guard.explain()
-            self._prove(variant, captured, example, training)
+            with undisturbed(self.model):
+                self._prove(variant, captured, example, training)
             if change:
                 self._count(change, time.monotonic() - begun)
             with self._lock:

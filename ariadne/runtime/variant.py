@@ -47,6 +47,7 @@ from ariadne.guards import (
     refuse_pushed_out,
     shown,
     switches,
+    telling_batch,
 )
 from ariadne.imports import imported
 from ariadne.plan import Apart, Groups, TraceNode, TracePlan, Value, as_bytes, uses
@@ -135,7 +136,7 @@ class Variant:
                 nodes, paths = self.parts["suffix"].nodes(plan), guards["suffix"].modules
                 self.suffix_state = StateGuard(plan, candidate.cut, nodes, model, baseline, paths)
             if "prefix" in guards:
-                self.enter = entrance(plan, model, baseline)
+                self.enter = telling_batch(entrance(plan, model, baseline), baseline)
             sources = {p.name: emit(plan, p, model) for p in self.parts.values()}
             self.prefix_source, self.suffix_source = (sources.get(name, nobody) for name in SIDES)
             self.reads = {p.name: parameters_read(plan, p) for p in self.parts.values()}
