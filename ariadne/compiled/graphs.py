@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from ariadne.compiled.lift import Lifted, Miss
 from ariadne.compiled.modes import libraries, modes
@@ -65,13 +66,14 @@ class _Graph:
 
     `numbers`: what its kernel was given beside tensors, by position; `fits` tells inputs that are as those it was recorded for,
     `stands` tensors of the model that are where they were, and lie as they did. `host`: tensors of the model on the CPU, and what
-    they held, which the graph holds as numbers.
+    they held, which the graph holds as numbers. `counted`: those of the model that count how often they are written, and are.
     """
 
     def __init__(self, replay: Callable[[], None], given: Sequence[Any], places: list[torch.Tensor],
-                 results: tuple[Any, ...], state: Sequence[torch.Tensor], modes: tuple[Any, ...]) -> None:  # fmt: skip
+                 results: tuple[Any, ...], state: Sequence[torch.Tensor], modes: tuple[Any, ...],
+                 counted: list[int]) -> None:  # fmt: skip
         tensors = [t for t in given if isinstance(t, torch.Tensor)]
-        self.replay, self.places, self.modes = replay, places, modes
+        self.replay, self.places, self.modes, self.counted = replay, places, modes, counted
         self.at = [i for i, t in enumerate(given) if isinstance(t, torch.Tensor)]
         self.numbers = [(i, t) for i, t in enumerate(given) if not isinstance(t, torch.Tensor)]
         self.fits, self.stands = _alike(tensors), _alike(state)
@@ -106,7 +108,7 @@ class _Graph:
             and all(torch.equal(state[i], was) for i, was in self.host)
         )
 
-    def play(self, given: Sequence[Any], copies: bool) -> tuple[Any, ...] | None:
+    def play(self, given: Sequence[Any], state: Sequence[torch.Tensor], copies: bool) -> tuple[Any, ...] | None:
         """Run it for these inputs."""
         tensors = [given[i] for i in self.at]
         for i, shape in self.apart:
@@ -117,6 +119,8 @@ class _Graph:
         else:
             _copy(self.places, tensors)
         self.replay()
+        if self.counted:  # autograd, and boundaries that are in flight, ask it
+            increment_version([state[i] for i in self.counted])
         if not copies:
             return self.results or None
         made = [make() for make in self.make]
@@ -170,7 +174,7 @@ class Graphs:
                 graph = self.latest = self._recorded(key, given, state, now)
             if graph is not None:
                 self._follow(graph)
-                return graph.play(given, self.copies)
+                return graph.play(given, state, self.copies)
         found = self.run(*args)
         if len(self.ran) < MOST:
             self.ran.add(key)
@@ -221,6 +225,7 @@ class Graphs:
             raise _Unrecordable("an input has elements that share memory")
         rest = iter(zip(places, tensors, strict=True))
         args = (*(_as(*next(rest)) if isinstance(t, torch.Tensor) else t for t in given), *state)
+        before = [*map(_version, state)]
         try:
             replay, found = self._capture(devices.pop(), args)
         except RuntimeError as error:
@@ -228,7 +233,8 @@ class Graphs:
         results = found if isinstance(found, tuple) else ()
         if any(not (_lies(t) if isinstance(t, torch.Tensor) else type(t) in _PLAIN) for t in results):
             raise _Unrecordable("it gives something other than numbers and tensors on that device")
-        return _Graph(replay, given, places, results, state, now)
+        counted = [i for i, (t, was) in enumerate(zip(state, before, strict=True)) if _version(t) != was]
+        return _Graph(replay, given, places, results, state, now, counted)
 
     def _capture(self, device: torch.device, args: tuple[Any, ...]) -> tuple[Callable[[], None], Any]:
         with torch.cuda.device(device):
@@ -300,6 +306,10 @@ def _kinds(given: Sequence[Any]) -> tuple[Any, ...] | None:
         else:
             return None
     return tuple(kinds)
+
+
+def _version(t: torch.Tensor) -> int:
+    return 0 if t.is_inference() else t._version
 
 
 def _alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:

@@ -40,7 +40,7 @@ def recorded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     def same_memory(t: Any) -> Any:
         if not isinstance(t, Tensor):
             return t
-        return nn.Parameter(t.detach(), t.requires_grad) if isinstance(t, nn.Parameter) else t.detach()
+        return nn.Parameter(t.data, t.requires_grad) if isinstance(t, nn.Parameter) else t.data  # it counts no writes
 
     def part(t: Tensor) -> Tensor:
         return graphs._part(t, graphs._apart(t))
@@ -214,6 +214,16 @@ def test_buffers_that_a_kernel_writes_are_written_once_a_call(recorded: Make) ->
             assert equal(call(runtime, x), twin(x), runtime)
     for name, b in model.state_dict().items():
         assert equal(b, twin.state_dict()[name], runtime), name
+
+
+def test_a_graph_s_writes_into_buffers_are_counted_as_an_op_s_are(recorded: Make) -> None:
+    model = net().train()
+    runtime = recorded(model, randn(2, 4))
+    for _ in range(5):
+        before = model[1].num_batches_tracked._version
+        call(runtime, randn(3, 4))
+        assert model[1].num_batches_tracked._version > before
+    assert 1 in counts(runtime)
 
 
 class Views(nn.Module):
