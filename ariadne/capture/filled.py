@@ -214,7 +214,7 @@ def made_of(slots: Slots, plan: TracePlan, effects: Effects) -> dict[str, MadeOf
     asked = [node for node in plan.nodes if node.is_witness]
     kept_for_size, holders = effects.kept_for_size, _telling(slots, effects)
     found: dict[str, MadeOf] = {}
-    all_made = True
+    all_made, left = True, set[str]()
     for (place, key), (tensors, numbers, arrays, spot, structure) in slots.fillings.items():
         read_of = (node for node in asked if (arrays and node.target == WHOLE) or _is_one_of(node.witness, numbers))
         names = [*tensors, *(name for node in read_of for name in node.reads)]
@@ -234,7 +234,9 @@ def made_of(slots: Slots, plan: TracePlan, effects: Effects) -> dict[str, MadeOf
         if at_each_call:
             continue
         make = maker(plan, structure) if spot.steps else None
-        all_made &= bool(sources) and make is not None
+        memory = [groups.find(name) for name in tensors if name in groups.parent]
+        all_made &= bool(sources) and make is not None and len({*memory}) == len(memory) and left.isdisjoint(memory)
+        left.update(memory)  # what stands in two places, or shares memory, would be left as two things
         if sources:
             found[place.words(key)] = MadeOf(frozenset(sources), spot, make, graph=graph)
     return found if all_made else {what: replace(made, make=None) for what, made in found.items()}

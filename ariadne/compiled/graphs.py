@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.graph import increment_version
@@ -20,10 +20,11 @@ from torch.autograd.graph import increment_version
 from ariadne.compiled.lift import Lifted, Miss
 from ariadne.compiled.modes import libraries, modes
 from ariadne.forks import rlock
-from ariadne.plan import TraceNode, TracePlan, may_draw
+from ariadne.plan import TraceNode, TracePlan, as_bytes, may_draw
 
 DEVICE = "cuda"
 FEW = 64  # elements of a tensor on the CPU that a graph may hold as numbers
+_SPACES = ("aten", "prims", "torchvision")
 MOST = 16  # graphs of one kernel; each takes memory
 MOVES = 4  # how often tensors of the model may move before nothing is recorded any more
 _data_ptr = torch.Tensor.data_ptr
@@ -37,6 +38,8 @@ def unrecorded(plan: TracePlan, nodes: Sequence[TraceNode], lifted: Lifted, eage
         return "it calls Python functions that are no ops"
     given = {plan.values[name].storage for name in lifted.inputs} - {-1}
     for node in nodes:
+        if not _is_recordable(node.target):
+            return f"{node.target!r} may do what no graph holds"
         for name in node.writes:
             if plan.values[name].storage in given:
                 return f"it writes into {name!r}, which it is given"
@@ -51,10 +54,80 @@ def unrecorded(plan: TracePlan, nodes: Sequence[TraceNode], lifted: Lifted, eage
     return None
 
 
+def _is_recordable(target: str) -> bool:
+    """Whether all that an op does at a call is what it launches: an op of torch's own libraries, but for those that say no.
+
+    What Python does in an op of the user's is done in each call. Pinned memory of a call is gone when a graph copies it again.
+    """
+    space, _, rest = target.partition(".")
+    if space == "python":
+        return True  # compilers look into it
+    if space not in _SPACES or rest.startswith("_pin_memory."):
+        return False
+    name, _, overload = rest.partition(".")
+    op = getattr(getattr(getattr(torch.ops, space), name), overload or "default")
+    return getattr(torch.Tag, "cudagraph_unsafe", None) not in op.tags
+
+
 def writes_state(plan: TracePlan, nodes: Sequence[TraceNode]) -> bool:
     """Whether these ops write into tensors of the model."""
     state = {value.storage for value in plan.values.values() if value.is_state} - {-1}
     return any(plan.values[name].is_state or plan.values[name].storage in state for n in nodes for name in n.writes)
+
+
+class _Span(NamedTuple):
+    """A piece of memory that is copied at once, and which tensors lie in it.
+
+    `first` is one of them; `size` is None where that is copied as it is. Else as many elements are, from `shift` before its own
+    first. `lie`: of each tensor in it the position, and where it isn't the piece itself, its sizes, strides and offset there.
+    """
+
+    first: int
+    size: int | None
+    shift: int
+    lie: list[tuple[int, tuple[Any, ...] | None]]
+
+    def piece(self, first: torch.Tensor) -> torch.Tensor:
+        """The piece, of which this is the first tensor."""
+        return first if self.size is None else first.as_strided((self.size,), (1,), first.storage_offset() + self.shift)
+
+
+def _spans(tensors: Sequence[tuple[int, torch.Tensor]]) -> list[_Span]:
+    """The pieces of memory in which tensors lie: those that share memory lie in one."""
+    together: dict[int, list[tuple[int, torch.Tensor]]] = {}
+    for i, t in tensors:
+        together.setdefault(_memory(t) if t.numel() else -1 - i, []).append((i, t))
+    found = []
+    for group in together.values():
+        at, first = group[0]
+        if len(group) == 1 and not _overlaps(first):
+            found.append(_Span(at, None, 0, [(at, None)]))
+            continue
+        if len({t.dtype for _, t in group}) > 1:
+            raise _Unrecordable("tensors of different types share memory")
+        low = min(int(t.storage_offset()) for _, t in group)
+        high = max(int(t.storage_offset()) + _extent(t) for _, t in group)
+        lie: list[tuple[int, tuple[Any, ...] | None]] = [
+            (i, (t.shape, t.stride(), t.storage_offset() - low)) for i, t in group
+        ]
+        found.append(_Span(at, high - low, low - int(first.storage_offset()), lie))
+    return found
+
+
+def _lay(pieces: Sequence[torch.Tensor], spans: Sequence[_Span], into: list[Any]) -> None:
+    """Put the tensors that lie in these pieces to their positions."""
+    for piece, span in zip(pieces, spans, strict=True):
+        for i, lies in span.lie:
+            into[i] = piece if lies is None else piece.as_strided(*lies)
+
+
+def _sharing(tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    """Which of them share memory, and how they lie to each other there."""
+    together: dict[int, list[tuple[int, int]]] = {}
+    for i, t in enumerate(tensors):
+        if t.numel():
+            together.setdefault(_memory(t), []).append((i, int(t.storage_offset())))
+    return tuple(tuple((i, at - group[0][1]) for i, at in group) for group in together.values() if len(group) > 1)
 
 
 class _Unrecordable(Exception):
@@ -64,39 +137,51 @@ class _Unrecordable(Exception):
 class _Graph:
     """A graph: where it reads its inputs and writes its results, and what it was recorded for.
 
-    `numbers`: what its kernel was given beside tensors, by position; `fits` tells inputs that are as those it was recorded for,
-    `stands` tensors of the model that are where they were, and lie as they did. `host`: tensors of the model on the CPU, and what
-    they held, which the graph holds as numbers. `counted`: those of the model that count how often they are written, and are.
+    `spans` are the pieces of memory of the inputs, which are copied to `places`. `numbers`: what its kernel was given beside
+    tensors, by position; `fits` tells inputs that are as those it was recorded for, `stands` tensors of the model that are where
+    they were, and lie as they did. `host`: tensors of the model on the CPU, and what they held, which the graph holds as numbers.
+    `counted`: those of the model that count how often they are written, and are.
     """
 
-    def __init__(self, replay: Callable[[], None], given: Sequence[Any], places: list[torch.Tensor],
+    def __init__(self, replay: Callable[[], None], given: Sequence[Any], spans: list[_Span], places: list[torch.Tensor],
                  results: tuple[Any, ...], state: Sequence[torch.Tensor], modes: tuple[Any, ...],
                  counted: list[int]) -> None:  # fmt: skip
         tensors = [t for t in given if isinstance(t, torch.Tensor)]
-        self.replay, self.places, self.modes, self.counted = replay, places, modes, counted
+        self.replay, self.spans, self.places, self.modes, self.counted = replay, spans, places, modes, counted
         self.at = [i for i, t in enumerate(given) if isinstance(t, torch.Tensor)]
         self.numbers = [(i, t) for i, t in enumerate(given) if not isinstance(t, torch.Tensor)]
-        self.fits, self.stands = _alike(tensors), _alike(state)
+        self.fits, self.stands, self.sharing = _alike(tensors), _alike(state), _sharing(tensors)
         self.addresses: list[int | None] = [*map(_data_ptr, state)]
         self.indices = [*range(len(state))]
-        self.host = [(i, t.clone()) for i, t in enumerate(state) if t.device.type != DEVICE]
-        self.apart = [(i, shape) for i, shape in enumerate(map(_apart, tensors)) if shape is not None]
+        self.host = [(i, as_bytes(t).clone()) for i, t in enumerate(state) if t.device.type != DEVICE]
         self.inference = any(t.is_inference() for t in places)
         self.device = places[0].device.index if places and DEVICE == "cuda" else None
-        # Of each result that is a tensor, the part that is copied, and how to make the place that it is copied to.
+        # Results that are of the model's memory, or of an input's, are given as such; the others are copied.
         self.results = results
-        self.written = [(i, _part(t, _apart(t))) for i, t in enumerate(results) if isinstance(t, torch.Tensor)]
-        self.parts = [part for _, part in self.written]
-        self.make = [
-            partial(torch.empty_strided, t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in self.parts
-        ]
-        self.expanded = [(i, results[i]) for i, part in self.written if part is not results[i]]
+        self.of_state: list[int] = []
+        self.of_input: list[tuple[int, _Span, torch.Tensor]] = []
+        copied, model, inputs = [], {*map(_memory, state)}, {_memory(t): k for k, t in enumerate(places)}
+        for i, t in enumerate(results):
+            if isinstance(t, torch.Tensor) and t.numel() and _memory(t) in model:
+                self.of_state.append(i)
+            elif isinstance(t, torch.Tensor) and t.numel() and _memory(t) in inputs:
+                k = inputs[_memory(t)]
+                if t.dtype != places[k].dtype:
+                    raise _Unrecordable("a result shares memory with an input of another type")
+                self.of_input.append((i, spans[k], t))
+            elif isinstance(t, torch.Tensor):
+                copied.append((i, t))
+        self.outs = _spans(copied)
+        self.parts = [span.piece(results[span.first]) for span in self.outs]
+        self.make = [partial(_empty, t) for t in self.parts]
 
     def takes(self, given: Sequence[Any], modes: tuple[Any, ...]) -> bool:
         """Whether it was recorded for such inputs, in such modes of torch."""
+        tensors = [given[i] for i in self.at]
         return (
-            all(type(given[i]) is type(n) and given[i] == n for i, n in self.numbers)
-            and self.fits(*[given[i] for i in self.at])
+            all(_same_number(given[i], n) for i, n in self.numbers)
+            and self.fits(*tensors)
+            and (not self.sharing or _sharing(tensors) == self.sharing)
             and modes == self.modes
         )
 
@@ -105,19 +190,17 @@ class _Graph:
         return (
             torch._C._tensors_data_ptrs_at_indices_equal([*state], self.addresses, self.indices)
             and self.stands(*state)
-            and all(torch.equal(state[i], was) for i, was in self.host)
+            and all(as_bytes(state[i]).equal(was) for i, was in self.host)
         )
 
     def play(self, given: Sequence[Any], state: Sequence[torch.Tensor], copies: bool) -> tuple[Any, ...] | None:
         """Run it for these inputs."""
-        tensors = [given[i] for i in self.at]
-        for i, shape in self.apart:
-            tensors[i] = _part(tensors[i], shape)
+        pieces = [span.piece(given[span.first]) for span in self.spans]
         if self.inference:  # into what was made in that mode, no write is allowed outside of it
             with torch.inference_mode():
-                _copy(self.places, tensors)
+                _copy(self.places, pieces)
         else:
-            _copy(self.places, tensors)
+            _copy(self.places, pieces)
         self.replay()
         if self.counted:  # autograd, and boundaries that are in flight, ask it
             increment_version([state[i] for i in self.counted])
@@ -126,10 +209,12 @@ class _Graph:
         made = [make() for make in self.make]
         _copy(made, self.parts)
         found = [*self.results]
-        for (i, _), t in zip(self.written, made, strict=True):
-            found[i] = t
-        for i, t in self.expanded:
-            found[i] = _as(found[i], t)
+        _lay(made, self.outs, found)
+        for i in self.of_state:
+            found[i] = found[i].as_strided(found[i].shape, found[i].stride(), found[i].storage_offset())
+        for i, span, t in self.of_input:
+            first = given[span.first]
+            found[i] = first.as_strided(t.shape, t.stride(), first.storage_offset() + span.shift + t.storage_offset())
         return tuple(found) or None
 
 
@@ -147,7 +232,7 @@ class Graphs:
         self.latest: _Graph | None = None
         self.ran: set[Any] = set()
         self.off, self.moves = False, 0
-        self.stream: int | None = None  # on which it was played last
+        self.stream: tuple[int, int] | None = None  # the device and the stream on which it was played last
         self.pool: Any = None
         self.side: Any = None  # the stream on which is recorded
 
@@ -181,8 +266,9 @@ class Graphs:
         return found
 
     def _forget(self, *keys: Any) -> None:
-        if DEVICE == "cuda" and keys:
-            torch.cuda.synchronize()  # no graph is taken away while it runs
+        if DEVICE == "cuda":
+            for device in {self.graphs[key].device for key in keys}:
+                torch.cuda.synchronize(device)  # no graph is taken away while it runs
         self.latest = None
         for key in keys:
             del self.graphs[key]
@@ -220,11 +306,14 @@ class Graphs:
         if len(devices) != 1 or {d.type for d in devices} != {DEVICE}:
             kinds = {d.type for d in devices}
             raise _Unrecordable("some of its tensors are on other devices" if DEVICE in kinds else "")
-        places = [_place(t, _apart(t)) for t in tensors]
-        if any(map(_overlaps, places)):
-            raise _Unrecordable("an input has elements that share memory")
-        rest = iter(zip(places, tensors, strict=True))
-        args = (*(_as(*next(rest)) if isinstance(t, torch.Tensor) else t for t in given), *state)
+        spans = _spans([(i, t) for i, t in enumerate(given) if isinstance(t, torch.Tensor)])
+        places = []
+        for span in spans:
+            with torch.inference_mode(given[span.first].is_inference()):
+                places.append(_empty(span.piece(given[span.first])))
+        read = [*given]
+        _lay(places, spans, read)
+        args = (*read, *state)
         before = [*map(_version, state)]
         try:
             replay, found = self._capture(devices.pop(), args)
@@ -234,15 +323,17 @@ class Graphs:
         if any(not (_lies(t) if isinstance(t, torch.Tensor) else type(t) in _PLAIN) for t in results):
             raise _Unrecordable("it gives something other than numbers and tensors on that device")
         counted = [i for i, (t, was) in enumerate(zip(state, before, strict=True)) if _version(t) != was]
-        return _Graph(replay, given, places, results, state, now, counted)
+        return _Graph(replay, given, spans, places, results, state, now, counted)
 
     def _capture(self, device: torch.device, args: tuple[Any, ...]) -> tuple[Callable[[], None], Any]:
         with torch.cuda.device(device):
             if not self.graphs:  # with the last of its graphs a pool is gone
                 self.pool = torch.cuda.graph_pool_handle()
-            self.side = self.side or torch.cuda.Stream(device)
+            if self.side is None or self.side.device != device:
+                self.side = torch.cuda.Stream(device)
             graph = torch.cuda.CUDAGraph()
             torch.cuda.synchronize(device)
+            torch._C._cuda_clearCublasWorkspaces()  # one of this recording's own, in its pool; others may use the stream later
             with torch.cuda.stream(self.side):
                 graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
                 try:
@@ -255,16 +346,18 @@ class Graphs:
                 except BaseException:
                     _settle(device, self.pool)
                     raise
+                finally:
+                    torch._C._cuda_clearCublasWorkspaces()
         return graph.replay, found
 
     def _follow(self, graph: _Graph) -> None:
         """Wait for what was played on another stream, since that is still reading and writing the same memory."""
         if graph.device is not None:
-            stream = torch._C._cuda_getCurrentRawStream(graph.device)
-            if self.stream not in (None, stream):
-                other = torch.cuda.ExternalStream(self.stream, device=graph.device)
+            now = graph.device, torch._C._cuda_getCurrentRawStream(graph.device)
+            if self.stream not in (None, now):
+                other = torch.cuda.ExternalStream(self.stream[1], device=self.stream[0])
                 torch.cuda.current_stream(graph.device).wait_stream(other)
-            self.stream = stream
+            self.stream = now
 
 
 def _end_failed(graph: Any, device: torch.device, pool: Any) -> None:
@@ -302,10 +395,10 @@ def _kinds(given: Sequence[Any]) -> tuple[Any, ...] | None:
                 return None
             kinds.append((t.shape, t.stride(), t.dtype, t.device, t.is_inference()))
         elif type(t) in _PLAIN:
-            kinds.append((type(t), t))
+            kinds.append((type(t), repr(t)))
         else:
             return None
-    return tuple(kinds)
+    return *kinds, _sharing([t for t in given if isinstance(t, torch.Tensor)])
 
 
 def _version(t: torch.Tensor) -> int:
@@ -341,30 +434,22 @@ def _alone() -> bool:
     )
 
 
-def _apart(t: torch.Tensor) -> tuple[int, ...] | None:
-    """The sizes of a tensor without what it repeats by strides of zero; None where it repeats nothing."""
-    if 0 not in t.stride():
-        return None
-    return tuple(1 if step == 0 and n else n for n, step in zip(t.shape, t.stride(), strict=True))
+def _same_number(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and (a == b if type(a) is int else repr(a) == repr(b))  # 0.0 is not -0.0
 
 
-def _place(t: torch.Tensor, shape: tuple[int, ...] | None) -> torch.Tensor:
-    """Memory for a tensor that lies as this one does, or for the part of it that has these sizes."""
-    with torch.inference_mode(t.is_inference()):
-        return _empty(t, shape)
+def _memory(t: torch.Tensor) -> int:
+    return t.untyped_storage().data_ptr()
 
 
-def _empty(t: torch.Tensor, shape: tuple[int, ...] | None) -> torch.Tensor:
-    return torch.empty_strided(t.shape if shape is None else shape, t.stride(), dtype=t.dtype, device=t.device)
+def _extent(t: torch.Tensor) -> int:
+    """How many elements of memory it spans."""
+    return 1 + sum(step * (n - 1) for n, step in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
 
 
-def _part(t: torch.Tensor, shape: tuple[int, ...] | None) -> torch.Tensor:
-    return t if shape is None else t.as_strided(shape, t.stride())
-
-
-def _as(place: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-    """What the kernel reads at a place, as it reads this tensor."""
-    return place if place.shape == t.shape else place.as_strided(t.shape, t.stride())
+def _empty(t: torch.Tensor) -> torch.Tensor:
+    """Memory for a tensor that lies as this one does."""
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
 
 
 def _lies(t: torch.Tensor) -> bool:

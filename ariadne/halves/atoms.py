@@ -316,8 +316,10 @@ def told_spec(spec: tree.Spec) -> Any:
     if spec.kind not in ("list", "tuple", "dict", "size"):
         assert spec.cls is not None
         found["class"] = place(spec.cls)
-        more = [*spec.keys[len(getattr(spec.cls, "_fields", ())) :], *(n for n, _ in spec.context or ())]
-        if spec.kind == "namedtuple" and more:
+        more: list[Any] = []
+        if spec.kind == "namedtuple":
+            more = [*spec.keys[len(getattr(spec.cls, "_fields", ())) :], *(n for n, _ in spec.context or ())]
+        if more:
             raise HalfError(
                 f"a {spec.cls.__name__} with attributes beside its fields ({', '.join(more)}) can't be kept in a "
                 "file; hand these in, or return them, apart"

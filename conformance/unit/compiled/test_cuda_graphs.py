@@ -43,7 +43,7 @@ def recorded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         return nn.Parameter(t.data, t.requires_grad) if isinstance(t, nn.Parameter) else t.data  # it counts no writes
 
     def part(t: Tensor) -> Tensor:
-        return graphs._part(t, graphs._apart(t))
+        return graphs._spans([(0, t)])[0].piece(t)
 
     if HERE.type == "cpu":
         monkeypatch.setattr(graphs, "DEVICE", "cpu")
@@ -410,3 +410,74 @@ def test_code_that_runs_as_python_calls_what_the_model_calls(monkeypatch: pytest
     monkeypatch.setattr(Tensor, "__repr__", shown)
     with torch.no_grad():
         assert torch.equal(call(runtime, x), model(x))
+
+
+class Shared(nn.Module):
+    """Gives results that share memory: with each other, with its input, with a buffer; from its prefix, and at its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4).to(HERE), nn.Linear(4, 4).to(HERE)
+        self.register_buffer("kept", torch.ones(3, 4, device=HERE))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        early = x.view(-1, 2, 2)
+        h = self.a(x)
+        rows = h.view(-1, 2, 2)
+        y = self.b(h).tanh()
+        return {"early": early, "h": h, "rows": rows, "first": y[0], "y": y, "t": y.t(), "kept": self.kept[1:]}
+
+
+def test_results_that_share_memory_share_it_when_they_are_played(recorded: Make) -> None:
+    model = Shared().eval()
+    for boundary in ("after:a", "percent:70"):
+        runtime = recorded(model, randn(2, 4), boundary=boundary)
+        for _ in range(5):
+            x = randn(2, 4)
+            with torch.no_grad():
+                found, expected = call(runtime, x), model(x)
+                for name, t in expected.items():
+                    assert equal(found[name], t, runtime), name
+                    assert found[name].stride() == t.stride()
+                if (runtime.settings.compile_options or {}).get("mode"):
+                    continue
+                for thing, other in ((found, x), (expected, x)):
+                    thing["y"].mul_(2), thing["h"].add_(1)
+                    assert torch.equal(thing["y"].t(), thing["t"])
+                    assert torch.equal(thing["y"][0], thing["first"])
+                    assert torch.equal(thing["h"].view(-1, 2, 2), thing["rows"])
+                    assert thing["early"].data_ptr() == other.data_ptr()
+                    assert thing["kept"].data_ptr() == model.kept[1:].data_ptr()
+        assert sum(counts(runtime)) > 0, str(runtime.report())
+
+
+@torch.library.custom_op("ariadne_graphs::scaled", mutates_args=())
+def scaled(x: Tensor) -> Tensor:
+    """By a number that Python keeps."""
+    return x * SCALE[0]
+
+
+@scaled.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+SCALE = [2.0]
+
+
+class Custom(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4).to(HERE), nn.Linear(4, 4).to(HERE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(scaled(self.a(x)))
+
+
+def test_ops_of_the_user_s_are_not_recorded(recorded: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = recorded(Custom().eval(), randn(2, 4), boundary="after:a")
+    for _ in range(4):
+        call(runtime, randn(2, 4))
+    prefix, suffix = runtime.report().segments
+    assert (prefix.recorded, suffix.recorded) == (1, 0)
+    assert any("may do what no graph holds" in note for note in suffix.notes)
