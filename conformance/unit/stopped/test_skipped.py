@@ -173,6 +173,16 @@ def test_a_boundary_from_bytes_gives_what_the_model_gives_and_leaves_what_it_lea
         assert difference(whole, state(net)) is None
 
 
+@pytest.mark.parametrize("kind", [Skips, Adds])
+def test_a_boundary_is_sent_and_run_under_inference_mode(kind: type[Net]) -> None:
+    net, twin = made(kind), made(kind)
+    runtime = split(net)
+    with torch.inference_mode():
+        for x in (X, X + 0.3):  # made outside, and inside
+            theirs = seeded(lambda x=x: twin(x))
+            assert difference(theirs, seeded(lambda x=x: runtime.run_suffix(sent(runtime.run_prefix(x))))) is None
+
+
 @pytest.mark.parametrize("kind", [k for k in NETS if k not in (Draws, Normalises)])
 def test_a_boundary_is_run_any_number_of_times_and_gives_the_same(kind: type[Net]) -> None:
     runtime = split(made(kind))
