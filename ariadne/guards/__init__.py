@@ -110,8 +110,8 @@ from ariadne.guards.opened import SHOWING, referent
 from ariadne.guards.profiled import surroundings
 from ariadne.guards.recording import Effect, Event, Flag, Recording
 from ariadne.guards.remembered import Memories, refuse_pushed_out
-from ariadne.guards.roots import Reached, outside_of
-from ariadne.guards.searched import searched_once
+from ariadne.guards.roots import Reached, outside_of, outside_with_code
+from ariadne.guards.searched import Code, searched_once
 from ariadne.guards.switches import (
     SETTERS,
     SWITCHES,

@@ -39,7 +39,7 @@ from ariadne.guards.classes import own_dict
 from ariadne.guards.codes import around, inside
 from ariadne.guards.instructions import all_globals_in, assigned_in, imported_in, names_in, words_in, written_in
 from ariadne.guards.links import absolute, is_known
-from ariadne.guards.searched import TENSORS_HOOKS, Read, found_again
+from ariadne.guards.searched import TENSORS_HOOKS, Code, Read, found_again
 
 _DEEP = 4  # modules in modules are looked through so far
 _MOST, _LARGE = 1 << 15, 4096  # things that are looked into; names in a module
@@ -110,6 +110,15 @@ def outside_of(modules: Mapping[str, nn.Module]) -> Reached:
         return looking.read, looking.all()
 
     return found_again(modules, search)
+
+
+def outside_with_code(modules: Mapping[str, nn.Module]) -> tuple[Reached, Code]:
+    """The same, with the code that it was found by: where that stands no more, it is to be looked for again."""
+    looking = _Search()
+    for module in modules.values():
+        looking.of_module(module)
+    found = looking.all()
+    return found, Code(looking.read)
 
 
 class _Search:

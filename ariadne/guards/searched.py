@@ -10,16 +10,19 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
+from functools import cached_property, partial
 from operator import is_
-from types import CellType, FunctionType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar
+from weakref import ref
 
 import torch
 from torch import nn
 
 from ariadne.guards.attributes import MISSING, is_a, own_of, slot_of, slots_of
+from ariadne.guards.codes import around
 from ariadne.guards.contents import contents_of
+from ariadne.guards.versions import VERSION
 
 Found = TypeVar("Found")
 TENSORS_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -59,9 +62,68 @@ class Read:
         found = self._modules[name] = sys.modules.get(name)
         return found
 
+    def named(self) -> Iterator[dict[Any, Any]]:
+        """The dicts of classes and of Python's modules among them."""
+        tables = (table for table in self._dicts.values() if type(table) is dict)
+        return (table for table in tables if "__module__" in table or "__builtins__" in table)
+
+    def things(self) -> Iterator[Any]:
+        """What else was noted."""
+        return iter([*self._things.values()])
+
+    def modules(self) -> dict[str, ModuleType | None]:
+        """The modules that were looked for by name."""
+        return dict(self._modules)
+
     def stood(self) -> Stood:
         """All of it as it is now."""
         return Stood([*self._dicts.values()], [*self._things.values()], self._modules)
+
+
+class Code:
+    """The code that a search came to: what can be called in the classes and among the globals that it read, and modules.
+
+    It holds no object of a model, which it may outlive.
+    """
+
+    def __init__(self, read: Read) -> None:
+        self._tables = [*read.named()]
+        self._functions = [ref(thing) for thing in read.things() if type(thing) is FunctionType]
+        self._modules = read.modules()
+        self._versions = self._now()  # first: a write in between shows
+        self._named = [*map(_callable_in, self._tables)]
+        self._codes = [*map(_code_of, self._functions)]
+
+    def _now(self) -> list[int]:
+        return [*map(VERSION, self._tables)] if VERSION is not None else [-1] * len(self._tables)
+
+    def stands(self) -> bool:
+        """Whether all of it is still what it was, under the same names."""
+        now = self._now()
+        for at in [at for at, (n, was) in enumerate(zip(now, self._versions, strict=True)) if n != was or n < 0]:
+            if _callable_in(self._tables[at]) != self._named[at]:
+                return False
+        self._versions = now
+        codes = map(_code_of, self._functions)
+        return not any(c is not was for c, was in zip(codes, self._codes, strict=True) if c is not None) and all(
+            sys.modules.get(name) is module for name, module in self._modules.items()
+        )
+
+
+def _callable_in(table: dict[Any, Any]) -> dict[Any, Any]:
+    """What stands for code in a class or among globals: functions, classes, modules, and what stands around functions."""
+    return {name: _mark(v) for name, v in [*table.items()] if is_a(v, _CODE)}
+
+
+def _mark(thing: Any) -> Any:
+    """What tells one from another that came later, which may get the id of the first."""
+    if is_a(thing, (type, ModuleType)):
+        return ref(thing)
+    return id(thing), *(getattr(f, "__code__", None) for f in around(thing) or [thing])
+
+
+def _code_of(function: ref[Any]) -> Any:
+    return getattr(function(), "__code__", None)
 
 
 class Stood:
@@ -126,6 +188,7 @@ def found_again(modules: Mapping[str, nn.Module], search: Callable[[], tuple[Rea
 
 _KEPT: ContextVar[dict[tuple[int, ...], tuple[Any, Stood, Any]] | None] = ContextVar("kept", default=None)
 _HOLDING = (list, deque, set)
+_CODE = (FunctionType, MethodType, type, ModuleType, staticmethod, classmethod, property, cached_property, partial)
 _NOTHING: dict[Any, Any] = {}
 
 

@@ -127,7 +127,7 @@ class Held:
     def _of_tensor(self, where: str, t: torch.Tensor) -> Iterable[Any]:
         if isinstance(t, Ghost):
             if t.here is not None:
-                self.crossed.append((where, t.here, t.here._version))
+                self.crossed.append((where, t.here, 0 if t.here.is_inference() else t.here._version))
             return ()
         self.things.append((where, own := vars(t), dict(own)))
         return own.values()

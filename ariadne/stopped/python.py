@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.guards import VERSION, Reached, codes_of, outside_of, variables
+from ariadne.guards import VERSION, Code, Reached, codes_of, outside_with_code, variables
 from ariadne.stopped.absent import filled
 from ariadne.stopped.held import Held, copied, names_stand, put, same, same_items
 from ariadne.stopped.laid import PLAIN, SKIPPED, Laid, Tables
@@ -57,7 +57,7 @@ def set_generators(states: dict[str, Any]) -> None:
 
 
 _loaded: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()
-_outside: WeakKeyDictionary[nn.Module, Reached] = WeakKeyDictionary()
+_outside: WeakKeyDictionary[nn.Module, tuple[Reached, Code]] = WeakKeyDictionary()
 
 
 class PythonState:
@@ -90,13 +90,13 @@ class PythonState:
         self.variables: list[
             tuple[str, Any, dict[str, Any]]
         ] = []  # where, a table of them, what stood under which name
-        for root in reached_by(model).roots:
+        reached = reached_by(model)
+        for root in reached.roots:
             if root.names:
                 was = dict.fromkeys(sorted(root.names), MISSING) | variables(root.thing, root.names)
                 self.variables.append((root.name, root.thing, was))
             else:
                 self.held.note(root.name, root.now())
-        reached = reached_by(model)
         for root in chain(reached.of_threads, reached.moving, reached.keeping):
             if not root.names:
                 self.held.note(root.name, root.now())
@@ -351,11 +351,12 @@ def _names_loaded(code: types.CodeType) -> frozenset[str]:
 
 
 def reached_by(model: nn.Module) -> Reached:
-    """What the functions of a model reach outside of it, looked for once."""
+    """What the functions of a model reach outside of it, looked for again where other code has come to stand for some of it."""
     found = _outside.get(model)
-    if found is None:
-        found = _outside[model] = outside_of(dict(model.named_modules()))
-    return found
+    if found is None or not found[1].stands():
+        found = _outside[model] = outside_with_code(dict(model.named_modules()))
+        _loaded.pop(model, None)
+    return found[0]
 
 
 def _put(table: Any, name: str, value: Any) -> None:

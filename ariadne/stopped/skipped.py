@@ -24,7 +24,7 @@ from ariadne.stopped.ambient import Saving, within_function
 from ariadne.stopped.gate import Awaited
 from ariadne.stopped.held import Held
 from ariadne.stopped.laid import Laid
-from ariadne.stopped.noted import CONTAINERS, Before, Lost
+from ariadne.stopped.noted import CONTAINERS, Before, Lost, version_of
 from ariadne.stopped.plain import Told, told_of
 from ariadne.stopped.python import MISSING, Place, PythonState, Undoing, fill_kept, set_generators
 from ariadne.stopped.unseen import Unseen, enter, leave
@@ -111,7 +111,7 @@ class Skipping(Unseen):
         def current(t: Any) -> Any:
             found = self.as_left(t)
             if found is not t:
-                versions.append((self.stale[id(t)], found, found._version))
+                versions.append((self.stale[id(t)], found, version_of(found)))
             return found
 
         args, kwargs = tree.map_leaves(current, (args, kwargs))
@@ -122,7 +122,7 @@ class Skipping(Unseen):
             )
         found = func(*args, **kwargs)
         for name, t, version in versions:
-            if t._version != version:
+            if version_of(t) != version:
                 raise self.standing.fail(
                     f"both sides of the cut write into {name!r}, a tensor of the model, which is one in one process only. "
                     "Run the suffix in the process of the prefix, once; or cut elsewhere"
@@ -175,8 +175,7 @@ class Skipping(Unseen):
         self.held.note("inputs", self.inputs)
         inputs = [t for name, t in self.tensors.items() if name[0] == "input"]
         standing.watched = {
-            id(t): (t, 0 if t.is_inference() else t._version)
-            for t in (*(self.crossed[i] for i in self.before.shared), *inputs)
+            id(t): (t, version_of(t)) for t in (*(self.crossed[i] for i in self.before.shared), *inputs)
         }
         return tree.map_leaves(settled, output, cached=True)
 

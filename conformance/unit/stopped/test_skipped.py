@@ -173,6 +173,36 @@ def test_a_boundary_from_bytes_gives_what_the_model_gives_and_leaves_what_it_lea
         assert difference(whole, state(net)) is None
 
 
+@pytest.mark.parametrize("kind", [Skips, Adds])
+def test_a_boundary_is_sent_and_run_under_inference_mode(kind: type[Net]) -> None:
+    net, twin = made(kind), made(kind)
+    runtime = split(net)
+    with torch.inference_mode():
+        for x in (X, X + 0.3):  # made outside, and inside
+            theirs = seeded(lambda x=x: twin(x))
+            assert difference(theirs, seeded(lambda x=x: runtime.run_suffix(sent(runtime.run_prefix(x))))) is None
+
+
+LATER: list[float] = []
+DRAWS = random.Random(0)
+LATE = {"appends": "LATER.append(1.0)", "draws": "DRAWS.random()", "counts": "global COUNT; COUNT = COUNT + 1"}
+
+
+@pytest.mark.parametrize("how", LATE)
+def test_code_that_comes_later_and_counts_before_the_cut_is_refused_by_name(how: str) -> None:
+    class Late(Net):
+        pass
+
+    runtime = split(made(Late))
+    runtime.run_suffix(sent(runtime.run_prefix(X)))
+    table = {"LATER": LATER, "DRAWS": DRAWS, "COUNT": 0}
+    exec(f"def before(self, x):\n    {LATE[how]}\n    return self.encoder(x).relu()", table)
+    Late.before = table["before"]  # type: ignore[method-assign, assignment]
+    boundary = runtime.run_prefix(X)
+    with pytest.raises(BoundaryError, match=r"before the cut forward changes what .*(LATER|DRAWS|COUNT)"):
+        sent(boundary)
+
+
 @pytest.mark.parametrize("kind", [k for k in NETS if k not in (Draws, Normalises)])
 def test_a_boundary_is_run_any_number_of_times_and_gives_the_same(kind: type[Net]) -> None:
     runtime = split(made(kind))
