@@ -86,7 +86,11 @@ def _same(plan: TracePlan, seen: TracePlan, env: Mapping[str, Any], names: dict[
             names[a.name] = b.name
         return names.get(a.name) == b.name
     if isinstance(a, Expr):
-        return _same_number(a.evaluate(env), env.get(b.source) if isinstance(b, Expr) else b)
+        try:
+            number = a.evaluate(env)
+        except ZeroDivisionError:  # this batch has no such number, so forward went another way
+            return False
+        return _same_number(number, env.get(b.source) if isinstance(b, Expr) else b)
     if type(a) is tuple and type(b) is tuple:
         return len(a) == len(b) and all(_same(plan, seen, env, names, x, y) for x, y in zip(a, b, strict=True))
     return _same_number(a, b)
