@@ -111,16 +111,7 @@ class _Modes(_Open):
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-            yield
-
-
-class _Forks(_Open):
-    """A block that puts torch's generator back, in which nothing is drawn before the cut."""
-
-    @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
-        with torch.random.fork_rng(devices=[]):
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad(), torch.random.fork_rng(devices=[]):
             yield
 
 
@@ -201,11 +192,6 @@ def test_a_cut_within_modes_of_torch_is_taken() -> None:
         whole = model(X)
     random.seed(1)
     assert difference(whole, runtime.run_suffix(runtime.run_prefix(X))) is None
-
-
-def test_a_cut_within_a_block_that_puts_a_generator_back_is_refused_though_nothing_is_drawn_there() -> None:
-    with pytest.raises(FrontierError, match="changes torch's random generator as it ends"):
-        split(_Forks().eval())
 
 
 def test_a_forward_that_was_let_go_is_told_once_and_goes_on_no_more() -> None:
