@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from ariadne.guards.first_calls import MadeOf, Then, first_calls, told_of_graph
 from ariadne.guards.kept import Kept
-
-if TYPE_CHECKING:
-    from ariadne.guards.baseline import Baseline
 
 Enter = Callable[..., tuple[Any, ...] | None]
 
@@ -106,7 +103,7 @@ class AsLast(Kept):
         return bool(now) and calls.batch not in (None, *now)
 
 
-def telling_batch(enter: Enter, baseline: Baseline) -> Enter:
+def telling_batch(enter: Enter, baseline: Any) -> Enter:
     """An entrance, which tells such guards of the batch of a call, where there are any."""
     kept = next((value for *_, value in baseline.attributes if isinstance(value, AsLast)), None)
     if kept is None:
