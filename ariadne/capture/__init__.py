@@ -63,7 +63,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ariadne.capture.call import QUESTIONS, Call, drawn_by, is_opaque_call
+from ariadne.capture.call import QUESTIONS, Call, drawn_by, is_opaque_call, version
 from ariadne.capture.copied import copied_plan
 from ariadne.capture.drawn import noted
 from ariadne.capture.example import Captured, Example, batch_dims, called, declared, dims_named, sizes_named, swallowed
@@ -107,6 +107,7 @@ __all__ = [
     "Looking",
     "Patches",
     "calls_class",
+    "version",
 ]
 
 

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.graph import increment_version
 
+from ariadne import tree
+from ariadne.capture import version
 from ariadne.compiled.lift import Lifted, Miss
 from ariadne.compiled.modes import libraries, modes
 from ariadne.forks import rlock
@@ -24,9 +26,10 @@ from ariadne.plan import TraceNode, TracePlan, as_bytes, may_draw
 
 DEVICE = "cuda"
 FEW = 64  # elements of a tensor on the CPU that a graph may hold as numbers
-_SPACES = ("aten", "prims", "torchvision")
 MOST = 16  # graphs of one kernel; each takes memory
 MOVES = 4  # how often tensors of the model may move before nothing is recorded any more
+_SPACES = ("aten", "prims", "torchvision")
+_PLAIN = (int, float, bool, complex, type(None), str, torch.dtype, torch.device)
 _data_ptr = torch.Tensor.data_ptr
 
 
@@ -106,7 +109,7 @@ def _spans(tensors: Sequence[tuple[int, torch.Tensor]]) -> list[_Span]:
         if len({t.dtype for _, t in group}) > 1:
             raise _Unrecordable("tensors of different types share memory")
         low = min(int(t.storage_offset()) for _, t in group)
-        high = max(int(t.storage_offset()) + _extent(t) for _, t in group)
+        high = max(int(t.storage_offset()) + extent(t) for _, t in group)
         lie: list[tuple[int, tuple[Any, ...] | None]] = [
             (i, (t.shape, t.stride(), t.storage_offset() - low)) for i, t in group
         ]
@@ -179,7 +182,7 @@ class _Graph:
         """Whether it was recorded for such inputs, in such modes of torch."""
         tensors = [given[i] for i in self.at]
         return (
-            all(_same_number(given[i], n) for i, n in self.numbers)
+            all(tree.identical(given[i], n) for i, n in self.numbers)
             and self.fits(*tensors)
             and (not self.sharing or _sharing(tensors) == self.sharing)
             and modes == self.modes
@@ -314,7 +317,7 @@ class Graphs:
         read = [*given]
         _lay(places, spans, read)
         args = (*read, *state)
-        before = [*map(_version, state)]
+        before = [*map(version, state)]
         try:
             replay, found = self._capture(devices.pop(), args)
         except RuntimeError as error:
@@ -322,7 +325,7 @@ class Graphs:
         results = found if isinstance(found, tuple) else ()
         if any(not (_lies(t) if isinstance(t, torch.Tensor) else type(t) in _PLAIN) for t in results):
             raise _Unrecordable("it gives something other than numbers and tensors on that device")
-        counted = [i for i, (t, was) in enumerate(zip(state, before, strict=True)) if _version(t) != was]
+        counted = [i for i, (t, was) in enumerate(zip(state, before, strict=True)) if version(t) != was]
         return _Graph(replay, given, spans, places, results, state, now, counted)
 
     def _capture(self, device: torch.device, args: tuple[Any, ...]) -> tuple[Callable[[], None], Any]:
@@ -383,9 +386,6 @@ def _settle(device: torch.device, pool: Any) -> None:
         graph.capture_end()
 
 
-_PLAIN = (int, float, bool, complex, type(None), str, torch.dtype, torch.device)
-
-
 def _kinds(given: Sequence[Any]) -> tuple[Any, ...] | None:
     """What a graph is recorded for: sizes and types of inputs; None where it can't be."""
     kinds: list[Any] = []
@@ -399,10 +399,6 @@ def _kinds(given: Sequence[Any]) -> tuple[Any, ...] | None:
         else:
             return None
     return *kinds, _sharing([t for t in given if isinstance(t, torch.Tensor)])
-
-
-def _version(t: torch.Tensor) -> int:
-    return 0 if t.is_inference() else t._version
 
 
 def _alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
@@ -434,15 +430,11 @@ def _alone() -> bool:
     )
 
 
-def _same_number(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and (a == b if type(a) is int else repr(a) == repr(b))  # 0.0 is not -0.0
-
-
 def _memory(t: torch.Tensor) -> int:
     return t.untyped_storage().data_ptr()
 
 
-def _extent(t: torch.Tensor) -> int:
+def extent(t: torch.Tensor) -> int:
     """How many elements of memory it spans."""
     return 1 + sum(step * (n - 1) for n, step in zip(t.shape, t.stride(), strict=True)) if t.numel() else 0
 

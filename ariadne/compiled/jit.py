@@ -205,7 +205,7 @@ class _Jit:
         self.shell["hot"] = self.hot
 
     def _recorded(self, hot: Callable[..., Any]) -> Callable[..., Any]:
-        """The kernel played from CUDA graphs, where it can be, for inference; by its name a backend of eager code has no other."""
+        """The kernel played from CUDA graphs, where it can be, for inference; with backend "cudagraphs" it is eager code."""
         eager = self.options.given.get("backend") == "cudagraphs"
         run = hot
         if eager:
@@ -217,7 +217,9 @@ class _Jit:
 
         why = "it is compiled in pieces" if run == self.watched else self.unrecorded
         if why is not None:
-            self.report.notes.append(f"runs without CUDA graphs: {why}")
+            note = f"runs without CUDA graphs: {why}"
+            if note not in self.report.notes:  # it may be prepared again
+                self.report.notes.append(note)
             return run
         inputs = len(self.lifted.inputs) + (self.lifted.batch is None)
         return Graphs(run, inputs, self.report, eager=eager, writes=self.writes)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ariadne.compiled.graphs import extent
 from ariadne.guards import alike
 from ariadne.plan import Batches, Expr
 
@@ -77,8 +78,7 @@ def _aligned(t: torch.Tensor) -> bool:
 
 def _moved(t: torch.Tensor) -> torch.Tensor:
     """A copy that lies as the tensor does, overlaps included, and begins where native code takes it to."""
-    extent = 1 + sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
-    return t.as_strided((extent,), (1,)).clone().as_strided(t.shape, t.stride()) if t.numel() else t.clone()
+    return t.as_strided((extent(t),), (1,)).clone().as_strided(t.shape, t.stride()) if t.numel() else t.clone()
 
 
 def lies(t: torch.Tensor) -> tuple[Any, ...]:
