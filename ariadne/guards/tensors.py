@@ -15,6 +15,9 @@ from ariadne.guards.facts import WHATEVER, Facts
 from ariadne.guards.referred import Reference
 from ariadne.plan import TraceNode, TracePlan, Value, storage_of
 
+# Of a tensor of the model: its kind, its module, and the steps from there.
+Key = tuple[str, str, tuple[Any, ...]]
+
 
 class Slot(NamedTuple):
     """Where the model keeps a tensor: `table[steps[-1]]`."""
@@ -81,11 +84,29 @@ def size_facts(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tu
 
 def known_facts(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tuple[Slot, tuple[Any, ...]]]:
     """The slots of the model's tensors, and the (dtype, device type, shape) of each at capture."""
-    facts: dict[tuple[str, str, tuple[Any, ...]], tuple[Any, ...]] = baseline.deciding | baseline.facts
+    return [(_slot(model, baseline, key), values) for key, values in _all_facts(plan, baseline).items()]
+
+
+def _all_facts(plan: TracePlan, baseline: Baseline) -> dict[Key, tuple[Any, ...]]:
+    facts: dict[Key, tuple[Any, ...]] = baseline.deciding | baseline.facts
     for v in plan.values.values():
         if v.is_state and v.dtype is not None:
             facts[v.kind, v.origin[0], _steps(v)] = v.dtype, v.device.split(":")[0], v.shape
-    return [(_slot(model, baseline, key), values) for key, values in facts.items()]
+    return facts
+
+
+def found_alike(one: tuple[TracePlan, Baseline], other: tuple[TracePlan, Baseline]) -> bool:
+    """Whether two plans were captured of tensors of the same types and sizes, as far as Python asked in either of them.
+
+    That counts where no guard can ask: a call that began in one plan goes on in the suffix of the other, and its prefix has put
+    another tensor in the place of one that forward asked.
+    """
+    (plan, baseline), (plan_2, baseline_2) = one, other
+    a, b = _all_facts(*one), _all_facts(*other)
+    types = plan.assumption.dtypes or plan_2.assumption.dtypes
+    everywhere = types or asks_sizes(*one) or asks_sizes(*other)
+    counting = a.keys() & b.keys() if everywhere else baseline.deciding.keys() & baseline_2.deciding.keys()
+    return all(a[key] == b[key] if types else a[key][2] == b[key][2] for key in counting)
 
 
 def facts_of_state(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ariadne import tree
 from ariadne.cut import SIDES, Part, SplitCandidate, crosses, parts
+from ariadne.guards import Baseline, found_alike
 from ariadne.plan import Assumption, TraceNode, TracePlan, Value
 from ariadne.runtime.shared import is_pure, same_value
 from ariadne.runtime.variant import told_apart
@@ -16,7 +17,7 @@ from ariadne.runtime.variant import told_apart
 if TYPE_CHECKING:
     from ariadne.halves import Cut
 
-Sided = tuple[TracePlan, SplitCandidate]
+Sided = tuple[TracePlan, SplitCandidate, Baseline]
 Key = tuple[str, ...] | int
 
 
@@ -28,14 +29,14 @@ def asks_after(plan: TracePlan, candidate: SplitCandidate) -> bool:
 def serves(one: Sided, other: Sided) -> bool:
     """Whether a call that ran one prefix may go on in the suffix of the other, if what that takes is in the boundary.
 
-    Both prefixes take the same inputs and move the same, and what both make they make alike. The first may have asked more,
-    which the other's suffix then asks again. Values have the same names in both, since forward's Python was the same up to the
-    question in which the paths part.
+    Both prefixes take the same inputs, find the model's tensors of the sizes that forward asked for, and move the same; and what
+    both make they make alike. The first may have asked more, which the other's suffix then asks again. Values have the same names
+    in both, since forward's Python was the same up to the question in which the paths part.
     """
-    a, b = one[0], other[0]
-    if not _takes_the_same(a, b):
+    (a, cut_a, found_a), (b, cut_b, found_b) = one, other
+    if not (_takes_the_same(a, b) and found_alike((a, found_a), (b, found_b))):
         return False
-    mine, theirs = (_prefix(*sided) for sided in (one, other))
+    mine, theirs = _prefix(a, cut_a), _prefix(b, cut_b)
     if mine.stores(a) != theirs.stores(b):
         return False
     ops, others = _keyed(mine.nodes(a)), _keyed(theirs.nodes(b))
@@ -118,10 +119,10 @@ def together(cuts: Sequence[Cut], side: str) -> list[Cut]:
 def _followers(cut: Cut, cuts: Sequence[Cut]) -> list[int]:
     """The cuts whose suffixes may follow this one's prefix: of two that make a value by unlike ops, the first."""
     found: list[int] = []
-    for j, other in enumerate(cuts) if asks_after(*_sided(cut)) else ():
+    for j, other in enumerate(cuts) if asks_after(cut.plan, cut.candidate) else ():
         mine, theirs = _sided(cut), _sided(other)
         alike = other.plan.grad_enabled == cut.plan.grad_enabled
-        if other is cut or not alike or not asks_after(*theirs) or not serves(mine, theirs):
+        if other is cut or not alike or not asks_after(other.plan, other.candidate) or not serves(mine, theirs):
             continue
         if all(serves(theirs, there) or serves(there, theirs) for there in map(_sided, (cuts[k] for k in found))):
             found.append(j)
@@ -129,7 +130,7 @@ def _followers(cut: Cut, cuts: Sequence[Cut]) -> list[int]:
 
 
 def _sided(cut: Cut) -> Sided:
-    return cut.plan, cut.candidate
+    return cut.plan, cut.candidate, cut.baseline
 
 
 def _widened(cut: Cut, other: Cut) -> list[Cut]:

@@ -328,7 +328,7 @@ class Paths(Plans):
             return a.number in b.follows
         pair = variant, other
         if pair not in self._same:
-            self._same[pair] = serves(*((v.plan, v.candidate) for v in pair))
+            self._same[pair] = serves(*((v.plan, v.candidate, v.baseline) for v in pair))
         return self._same[pair]
 
     def _comparable(self, variant: Variant, other: Variant) -> Collection[str]:

@@ -438,7 +438,7 @@ class SplitRuntime(Told):
                 if self.settings.on_change == "refuse":
                     raise
                 raise ModuleError(f"{error}. Or call the split once, which captures the model as it is now") from error
-        holding = [v for v in holding if references_hold(v.plan, self.model, v.prefix_guard.baseline)]
+        holding = [v for v in holding if references_hold(v.plan, self.model, v.baseline)]
         if not holding:
             raise HalfError(
                 "no plan of this split holds for the model as it is: another weight was put in the place of one that forward "

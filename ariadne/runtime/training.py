@@ -28,7 +28,7 @@ from ariadne.runtime.hooked import refuse_hooks_of_both
 from ariadne.runtime.optimizers import clear, clear_but, refuse_other, step
 from ariadne.runtime.taps import ANCHOR, Gradients, Tap, tapped
 from ariadne.runtime.turns import TURNS
-from ariadne.runtime.waiting import Ends, caught, leaves_behind, leaves_of, led_to, rejoins
+from ariadne.runtime.waiting import Ends, arrivals, caught, leaves_behind, leaves_of, led_to, rejoins
 
 Held = tuple[
     Sequence[torch.Tensor], list[torch.Tensor | None], list[int]
@@ -155,6 +155,8 @@ def train_suffix(
     if optimizer is not None:
         early = [p for p in owned.prefix if p.requires_grad] if here and boundary.requires_grad else shared
         refuse_shared(early, optimizer, "suffix", here)
+        if here:
+            _refuse_upstream(optimizer, boundary, owned)
     if here:
         owned.refuse_common_source()
     refuse_hooks_of_both(owned.prefix, owned.suffix)
@@ -185,6 +187,8 @@ def train_suffix(
         casts = casts_of_both(loss, graph) if casting is not None and here else ()
         if waiting and boundary.requires_grad and rejoins(loss, stops, graph, [c.node for c in casts]):
             raise TrainingError(f"{_PAST_THE_CUT} would be walked twice. Have forward return it")
+        if waiting and boundary.requires_grad:
+            _refuse_added_otherwise(loss, waiting, boundary, values)
         if owned.guessed:
             _refuse_strays(stops, values, boundary, owned)
         del output, values, stops, leaves, graph
@@ -197,6 +201,42 @@ def train_suffix(
     if optimizer is not None:
         step(optimizer, scaler)
     return loss.detach(), kept
+
+
+def _refuse_upstream(optimizer: torch.optim.Optimizer, boundary: BoundaryPayload, owned: Owned) -> None:
+    """Raise `TrainingError` where the optimizer of the suffix owns what an input is, or was computed from, with gradients."""
+    known = owned.of_prefix | owned.of_suffix
+    others = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
+    found = led_to(boundary._graph or (), others)
+    if found:
+        shape = next(tuple(p.shape) for p in others if id(p) in found)
+        raise TrainingError(
+            f"the optimizer of the suffix owns {len(found)} parameter(s) (shape {shape}) from which an input was computed: their "
+            "gradient comes in backward_prefix, after this optimizer has stepped. Give them to the optimizer of the prefix; or "
+            "call train_suffix with optimizer=None, then backward_prefix, and step one optimizer that owns them"
+        )
+
+
+def _refuse_added_otherwise(
+    loss: torch.Tensor, waiting: Sequence[torch.Tensor], boundary: BoundaryPayload, values: Sequence[Any]
+) -> None:
+    """Raise `TrainingError` where an input that crosses as it came is in the loss, too, and used several times after the cut.
+
+    The whole model adds each of these gradients to that of the loss; here they arrive at the boundary as one sum.
+    """
+    ids = {id(leaf) for leaf in waiting}
+    for t, value in zip(tree.leaves(tuple(boundary._graph or ())), tree.leaves(tuple(values)), strict=True):
+        if (
+            isinstance(t, torch.Tensor)
+            and id(t) in ids
+            and value.grad_fn is not None
+            and arrivals(loss, value.grad_fn) > 1
+        ):
+            raise TrainingError(
+                f"the loss takes an input (shape {tuple(t.shape)}) that crosses the cut and is used several times after it: its "
+                "gradient may differ from the whole model's in the last bits. Cut where it does not cross, have forward return "
+                "that part of the loss, or give the loss a detached input"
+            )
 
 
 def _refuse_strays(stops: Ends, values: Any, boundary: BoundaryPayload, owned: Owned) -> None:

@@ -114,7 +114,7 @@ class Variant:
     def __init__(self, plan: TracePlan, candidates: tuple[SplitCandidate, ...], candidate: SplitCandidate,
                  model: nn.Module, baseline: Baseline, settings: Settings) -> None:  # fmt: skip
         self.plan, self.candidates, self.candidate, self.model = plan, candidates, candidate, model
-        self.settings = settings
+        self.settings, self.baseline = settings, baseline
         self.key = (plan.signature, candidate.split_id)
         self.moved, self.modules = baseline.types, baseline.modules
         self.parts = {
@@ -247,7 +247,7 @@ class Variant:
         another adapter; or a dict outside of the model, such as a registry of classes, has more entries.
         """
         filled = any(buffers.get(name) is not None for (_, name), buffers in self._fills)
-        base = self.prefix_guard.baseline
+        base = self.baseline
         return filled or base.has_more_parts() or any(has_grown(outside.kept) for outside in base.outside)
 
     def serves(self, training: bool) -> bool:
@@ -270,7 +270,7 @@ class Variant:
                     "were cut from larger tensors, or transposed. Pass input.contiguous()"
                 )
             refuse_resized(self.plan, self.model)
-            refuse_pushed_out(self.prefix_guard.baseline.remembered)
+            refuse_pushed_out(self.baseline.remembered)
             raise AriadneError(
                 "a plan does not accept the inputs that it was captured from; please report this as a bug"
             )

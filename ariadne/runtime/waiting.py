@@ -80,6 +80,13 @@ def nodes_behind(values: Iterable[Any]) -> set[Any]:
     return seen
 
 
+def arrivals(loss: torch.Tensor, node: Node) -> int:
+    """How many ops of the graph of `loss` give a gradient to a node, which adds them up as they come."""
+    seen: set[Any] = set()
+    _behind([loss], (), (), seen)
+    return sum(onward is node for one in seen for onward, _ in one.next_functions)
+
+
 def _wanting(values: Iterable[Any]) -> list[torch.Tensor]:
     return [t for t in tree.leaves(tuple(values)) if isinstance(t, torch.Tensor) and t.requires_grad]
 

@@ -460,3 +460,24 @@ def test_an_optimizer_of_both_sides_that_the_prefix_alone_gets_may_not_step_what
     same(before, [p.detach() for p in model.parameters()])
     both.zero_grad()
     round_()
+
+
+@pytest.mark.parametrize("upstream", ["the input itself", "a module before the split"])
+def test_the_optimizer_of_the_suffix_may_not_own_what_an_input_is_computed_from(upstream: str) -> None:
+    _, _, runtime = twins(False)
+    before = nn.Linear(6, 6)
+    x = numbers(4, 6).requires_grad_()
+    given, own = (x, [x]) if upstream == "the input itself" else (before(x.detach()), [*before.parameters()])
+    boundary = runtime.run_training_prefix(given)
+    weights = nn.Parameter(torch.ones(()))  # of the loss alone
+    early, late = adam([*runtime.suffix_parameters(), *own]), adam([*runtime.suffix_parameters(), weights])
+
+    def loss_fn(output: torch.Tensor, target: Any) -> torch.Tensor:
+        return output.pow(2).mean() * weights
+
+    with pytest.raises(TrainingError, match="from which an input was computed"):
+        runtime.train_suffix(boundary, None, loss_fn=loss_fn, optimizer=early)
+    _, gradients = runtime.train_suffix(boundary, None, loss_fn=loss_fn, optimizer=late)  # as if nothing had been
+    front = adam([*runtime.prefix_parameters(), *own])
+    runtime.backward_prefix(boundary, gradients, optimizer=front)
+    assert all(p.grad is not None for p in own)

@@ -430,3 +430,40 @@ def test_a_loss_that_an_opaque_part_keeps_on_itself_before_the_cut_is_refused_by
     part: Any = model[0]
     with pytest.raises(TrainingError, match="otherwise than through the boundary"):
         runtime.train_suffix(boundary, loss_fn=lambda out, _: out.sum() + part.loss)
+
+
+class Residual(nn.Module):
+    """The input crosses a cut after `a`; after it, it is used so many times."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.a, self.b, self.times = nn.Linear(6, 6), nn.Linear(6, 6), times
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.b(x + self.a(x).relu())
+        return h + x.sin() if self.times > 1 else h
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_input_in_the_loss_that_crosses_gets_the_same_gradient_or_an_error(times: int) -> None:
+    torch.manual_seed(0)
+    whole = Residual(times)
+    split = copy.deepcopy(whole)
+    runtime = prepare_split(split, (numbers(2, 6),), split="after:a")
+    for seed in range(4):
+        torch.manual_seed(seed)
+        x = torch.randn(5, 6).requires_grad_()
+        mine = x.detach().clone().requires_grad_()
+
+        def loss_of(output: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+            return output.pow(2).mean() + 0.1 * given.pow(2).sum()
+
+        loss_of(whole(x), x).backward()
+        boundary = runtime.run_training_prefix(mine)
+        if times > 1:
+            with pytest.raises(TrainingError, match="crosses the cut and is used several times"):
+                runtime.train_suffix(boundary, mine, loss_fn=loss_of)
+            return
+        _, gradients = runtime.train_suffix(boundary, mine, loss_fn=loss_of)
+        runtime.backward_prefix(boundary, gradients)
+        same((x.grad, [p.grad for p in whole.parameters()]), (mine.grad, [p.grad for p in split.parameters()]))
