@@ -10,6 +10,7 @@ order::
     hooked      hooks over the parameters of both sides
     taps        where the suffix begins, and keeps what comes back
     optimizers  cleared and stepped, as torch does it
+    owners      which side reads which parameters, and which optimizers may step them
     training    the two functions that train across a cut
     moved       what the ops of a side move, kept so that a call can be taken back
     standing    what boundaries in flight find of the model's state
@@ -29,17 +30,16 @@ from ariadne.runtime.asked import KeptWhole, refuse_hooked
 from ariadne.runtime.hooked import refuse_hooks_of_both
 from ariadne.runtime.moved import refuse_resized
 from ariadne.runtime.optimizers import step
+from ariadne.runtime.owners import Owned, refuse_shared, refuse_upstream
 from ariadne.runtime.proof import AT_FAULT, prove
 from ariadne.runtime.split import SplitRuntime
 from ariadne.runtime.taps import Gradients, Tap, carried
 from ariadne.runtime.told import NotCalled, RuntimeCacheKey
 from ariadne.runtime.training import (
     TAPS,
-    Owned,
     backward_prefix,
     held_gradients,
     loss_of,
-    refuse_shared,
     train_suffix,
     walks,
     watched_walk,

@@ -35,9 +35,9 @@ from ariadne.guards import (
     undisturbed,
 )
 from ariadne.plan import TracePlan, sizes_at, sizes_in
+from ariadne.runtime.owners import NO_SLOTS, SideSlots
 from ariadne.runtime.proof import prove
 from ariadne.runtime.taken import check_values, other_device
-from ariadne.runtime.training import NO_SLOTS, SideSlots
 from ariadne.runtime.variant import Nobody, Settings, Variant, keeps_sides
 
 if TYPE_CHECKING:

@@ -29,6 +29,7 @@ from ariadne.imports import imported
 from ariadne.plan import Value
 from ariadne.runtime import casts, taps, training
 from ariadne.runtime.alike import together
+from ariadne.runtime.owners import NOTHING_OWNED
 from ariadne.runtime.told import Told
 from ariadne.runtime.variant import OnChange, Variant, told_apart
 from ariadne.segment import Halted
@@ -371,7 +372,8 @@ class SplitRuntime(Told):
             boundary_grads,
             optimizer=optimizer,
             scaler=scaler,
-            owned=self._owned_by(variant, known=True) if optimizer is not None else training.NOTHING_OWNED,
+            owned=self._owned_by(variant, known=True) if optimizer is not None else NOTHING_OWNED,
+            model=self.model,
         )
 
     # --- files ----------------------------------------------------------------------------------------------------

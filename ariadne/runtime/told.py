@@ -16,8 +16,8 @@ from ariadne.errors import ModuleError, SpecError, named
 from ariadne.guards import VERSION, stamp
 from ariadne.imports import imported
 from ariadne.plan import short_dtype
+from ariadne.runtime.owners import Owned, SideSlots
 from ariadne.runtime.paths import Paths
-from ariadne.runtime.training import Owned, SideSlots
 from ariadne.runtime.variant import Variant
 from ariadne.segment import Source
 from ariadne.units import size

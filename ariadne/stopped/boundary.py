@@ -44,7 +44,6 @@ class StoppedBoundary(BoundaryPayload):
         self.owner: object = None  # the runtime that made it
         self.flags: tuple[bool, ...] = ()  # which modules were training
         self.foreign: list[torch.Tensor] = []  # inputs that have a graph of their own
-        self.used: list[torch.Tensor] = []  # the leaves that the suffix, and its loss, reached
         held = [
             (name, t)
             for name, t in (*self.tensors.items(), *tree.paths(inputs, "input "), *tree.paths(self.kept, "kept"))

@@ -31,6 +31,7 @@ from ariadne.runtime import (
     loss_of,
     refuse_hooks_of_both,
     refuse_shared,
+    refuse_upstream,
     step,
     train_suffix,
     walks,
@@ -323,9 +324,10 @@ class PythonSplit(NotCalled):
         refuse_rejoined(loss, crossed, mine.foreign)
         others = [p for p in self._parameters().every if id(p) in behind]  # on another path the prefix uses others
         refuse_shared([*waiting, *others], optimizer, "suffix", True)
+        if optimizer is not None:
+            refuse_upstream(optimizer, [one.tensor for one in crossed], owned)
         known = owned.of_suffix
         noted = [leaf for leaf in leaves if id(leaf) not in known | behind]
-        mine.used = leaves
         more = [one for one in crossed if one.label not in tensors]
         mine.labels += tuple(one.label for one in more)
         mine._graph = (graph[0], *(one.tensor for one in more))
@@ -371,9 +373,8 @@ class PythonSplit(NotCalled):
             mine.hold_kept()
             refuse_strays(mine._graph or (), *self._parameters().sides)
         shares: list[Any] = [p for p, _ in mine._shared]
-        used = mine.used if isinstance(mine, StoppedBoundary) else ()
-        owned = Owned.of(shares, (*self._owned().suffix, *used))
-        backward_prefix(mine, boundary_grads, optimizer=optimizer, scaler=scaler, owned=owned)
+        owned = Owned.of(shares, self._owned().suffix)
+        backward_prefix(mine, boundary_grads, optimizer=optimizer, scaler=scaler, owned=owned, model=self.model)
 
     # --- elsewhere ------------------------------------------------------------------------------------------------
 

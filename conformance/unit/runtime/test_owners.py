@@ -481,3 +481,44 @@ def test_the_optimizer_of_the_suffix_may_not_own_what_an_input_is_computed_from(
     front = adam([*runtime.prefix_parameters(), *own])
     runtime.backward_prefix(boundary, gradients, optimizer=front)
     assert all(p.grad is not None for p in own)
+
+
+def test_over_bytes_the_optimizer_of_the_prefix_may_not_own_what_the_loss_alone_uses() -> None:
+    _, _, runtime = twins(False)
+    scale = nn.Parameter(torch.ones(()))
+    front = adam([*runtime.prefix_parameters(), scale])
+    boundary = runtime.run_training_prefix(numbers(4, 6))
+    arrived = BoundaryPayload.from_bytes(boundary.to_bytes())
+    _, gradients = runtime.train_suffix(arrived, None, loss_fn=lambda output, _: (output * scale).pow(2).mean())
+    with pytest.raises(TrainingError, match="neither the model nor its inputs use"):
+        runtime.backward_prefix(boundary, gradients, optimizer=front)
+    scale.grad = None
+    runtime.backward_prefix(boundary, gradients, optimizer=front)
+
+
+class Asked(Net):
+    """Takes a second input after the cut."""
+
+    def forward(self, x: torch.Tensor, query: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return self.d(torch.tanh(self.c(self.b(self.a(x)) + query)))
+
+
+@pytest.mark.parametrize("drawn", [False, True], ids=["graph", "python"])
+def test_a_query_that_is_used_after_the_cut_alone_is_stepped_with_the_prefix(drawn: bool) -> None:
+    torch.manual_seed(0)
+    split, given = Asked(False), nn.Parameter(numbers(4, 6))
+    if drawn:
+        split.c.register_forward_hook(lambda module, args, output: output + float(numpy.random.rand()) * 0)
+    whole, query = copy.deepcopy(split), copy.deepcopy(given)
+    runtime: Any = prepare_split(split, (numbers(4, 6), numbers(4, 6)), split="after:b", fallback="python")
+    assert isinstance(runtime, PythonSplit) == drawn
+    one = adam([*whole.parameters(), query])
+    front, back = adam([*runtime.prefix_parameters(), given]), adam(runtime.suffix_parameters())
+    for i in range(3):
+        one.zero_grad()
+        plain(whole, whole(numbers(4, 6), query)).backward()
+        one.step()
+        boundary = runtime.run_training_prefix(numbers(4, 6), given)
+        _, gradients = runtime.train_suffix(boundary, loss_fn=lambda o, _: plain(split, o), optimizer=back)
+        runtime.backward_prefix(boundary, gradients, optimizer=front)
+        same((query, state(whole)), (given, state(split)), f"step {i}")
