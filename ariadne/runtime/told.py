@@ -103,6 +103,7 @@ class Told(NotCalled, Paths):
 
         A `Parameter` that forward reads and `model.parameters()` lacks, in a plain list for one, is not among them.
         Where Python branches on data, those of all paths: what no known path reads is counted to one side now, and stays there.
+        So with what the plans of other states of the model read, such as heads that a flag chooses between, once each has run.
         Raises `ModuleError` where a module was replaced whose parameters no call has met since.
         """
         return [*self._listed().prefix]
@@ -126,10 +127,26 @@ class Told(NotCalled, Paths):
                         f"{named(path)} was replaced since the last call with gradients, and which side has its parameters shows "
                         "at the next: run runtime.learn(example_inputs), and ask then"
                     )
+            owned = self._with_further(owned)
             mine = {id(p) for p in (*owned.prefix, *owned.suffix)}
             self._unlisted = {id(p): ref(p) for p in self.model.parameters() if id(p) not in mine}
             self._listed_all = set()
         return owned.registered(self.model)
+
+    def _with_further(self, owned: Owned) -> Owned:
+        """With what other plans read that serve the model as it may be again, such as a head that a flag chooses."""
+        further: dict[str, list[nn.Parameter]] = {side: [] for side in SIDES}
+        known = {id(p) for p in (*owned.prefix, *owned.suffix)}
+        for variant in self._variants:
+            for side, reads in variant.reads.items() if variant.serves(True) else ():
+                for path, name in reads:
+                    if path in variant.modules and _part(self.model, path) is variant.modules[path]:
+                        p = variant.modules[path]._parameters.get(name)
+                        if p is not None and id(p) not in known:
+                            known.add(id(p))
+                            further[side].append(p)
+        before, after = further.values()
+        return Owned.of((*owned.prefix, *before), (*owned.suffix, *after)) if before or after else owned
 
     def _owned(self) -> Owned:
         now = self._now[True]
