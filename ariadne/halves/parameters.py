@@ -1,4 +1,5 @@
-"""Parameters: what forward calls its inputs, so that a half takes them by position and by name, as its model does."""
+"""Parameters: what forward calls its inputs, so that a half takes them by position and by name, as its model does; and what may be
+among them, or come out."""
 
 from __future__ import annotations
 
@@ -8,15 +9,17 @@ from typing import Any
 
 from torch import nn
 
+from ariadne import tree
 from ariadne.errors import HalfError
 from ariadne.guards import signature_of
-from ariadne.halves.atoms import flag, items, need, text
+from ariadne.halves.atoms import flag, items, need, text, told
 
 _KINDS = (
     inspect.Parameter.POSITIONAL_ONLY,
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
     inspect.Parameter.KEYWORD_ONLY,
 )
+_NUMBERS = (bool, int, float, complex)
 _PLAIN = (type(None), bool, int, str)
 _LONG, _MANY = 256, 256  # characters of a default, or digits; parameters
 _UNTOLD = object()  # a default that a file has no words for
@@ -32,6 +35,17 @@ def _told(p: inspect.Parameter) -> list[Any]:
     told = [p.name, _KINDS.index(p.kind), p.default is not p.empty]
     plain = type(p.default) in _PLAIN and len(str(p.default)) <= _LONG
     return [*told, p.default] if plain and told[2] else told
+
+
+def told_value(value: Any) -> Any:
+    """What goes into forward, or comes out of it, as JSON-able data: there a number of a class of its own is no other."""
+    odd = next((v for v in tree.leaves(value) if isinstance(v, _NUMBERS) and type(v) not in _NUMBERS), None)
+    if odd is not None:
+        raise HalfError(
+            f"an input or output of forward is {odd!r}, a number of the class {type(odd).__name__}, which can't be kept in a file; "
+            "use a plain number, or run this half in a process that has the model"
+        )
+    return told(value)
 
 
 def read_parameters(value: Any) -> inspect.Signature | None:

@@ -45,7 +45,7 @@ def test_a_call_means_the_same_in_each_form(examples: Any, tmp_path: Any) -> Non
         with torch.no_grad():
             assert torch.equal(model(*args, **kwargs), suffix.run_suffix(prefix.run_prefix(*args, **kwargs)))
     for args, kwargs in (((X, MASK, 1.0), {}), ((), {"mask": MASK}), ((X,), {"scale": 2.0}), ((X,), {"masks": MASK})):
-        with pytest.raises(InputError, match="another structure|no plan in this half"):
+        with pytest.raises(InputError, match=r"another structure|no plan in this half"):
             prefix.run_prefix(*args, **kwargs)
 
 
