@@ -284,7 +284,7 @@ def _object(spec: Spec, children: Sequence[Any]) -> Any:
         made = tuple.__new__(cls, children[: len(fields)])
         given = {name: v for name, v in given.items() if name not in fields}
     elif not issubclass(cls, dict):
-        made = _maker(cls).__new__(cls)
+        made = (object if _maker(cls) is object else SimpleNamespace).__new__(cls)
     else:
         maker = OrderedDict if issubclass(cls, OrderedDict) else dict
         made, further = maker.__new__(cls), given.pop("__dict__", {})
