@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from collections import OrderedDict
+from collections import OrderedDict, UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from logging import Logger
 from operator import is_
-from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -27,10 +27,11 @@ _TOLD_BY_REPR = frozenset({"decimal", "_pydecimal", "datetime"})  # whose equal 
 class Spec:
     """The structure of a nested value without its leaves: a kind, a class, its keys and its children.
 
-    `kind` is one of leaf, list, tuple, size (torch.Size), namedtuple, dict, fields (a dataclass or a dict-like dataclass such as
-    `transformers.ModelOutput`), mapping (another dict class), row (another class of lists or tuples) or registered (a type in
-    torch's pytree registry). A plan's output may hold `subclass` too: one tensor, of that class; with a `context` of True or False
-    it is a leaf of autograd's that requires a gradient, or none, such as a `Parameter` that forward makes.
+    `kind` is one of leaf, list, tuple, size (torch.Size), namedtuple, dict, fields (a dataclass, a dict-like dataclass such as
+    `transformers.ModelOutput`, a `SimpleNamespace` or a `UserDict`), mapping (another dict class), row (another class of lists or
+    tuples) or registered (a type in torch's pytree registry). A plan's output may hold `subclass` too: one tensor, of that class;
+    with a `context` of True or False it is a leaf of autograd's that requires a gradient, or none, such as a `Parameter` that
+    forward makes.
 
     The keys of a namedtuple or a dataclass are all its attributes that can be leaves, and it is built from them without a call of
     its class. `beside`: further ones, such as locks and functions, which are carried as they are and make no two structures
@@ -122,11 +123,14 @@ def _opened(spec: Spec, children: list[Any], own: Mapping[str, Any], cached: boo
     What a `cached_property` has made of the others is none of them, unless `cached`; nor are Python's own notes.
     """
     names, further = [], {}
+    every = spec.kind == "fields" and issubclass(
+        spec.cls or object, _NAMESPACES
+    )  # of which no class says what the fields are
     for name, value in own.items():
         made = isinstance(getattr(spec.cls, name, None), cached_property)
-        if name[:2] == "__" or (made and not cached):
+        if name[:2] == name[-2:] == "__" or (made and not cached):
             continue
-        if name in getattr(spec.cls, "__dataclass_fields__", ()) or _can_be_leaf(value):
+        if every or name in getattr(spec.cls, "__dataclass_fields__", ()) or _can_be_leaf(value):
             names.append(name)
         elif not made:
             further[name] = value
@@ -176,6 +180,8 @@ def _maker(cls: type) -> type:
 
 def kind_of(cls: type) -> str | None:
     """Of which kind the objects of a class of the user's can be: fields or row, or none."""
+    if issubclass(cls, _NAMESPACES):
+        return "fields" if _maker(cls) in (SimpleNamespace, object) else None
     if not hasattr(cls, "__dataclass_fields__"):
         return "row" if issubclass(cls, (list, tuple)) and _maker(cls) in (list, tuple) else None
     made = _maker(cls) is object or issubclass(cls, dict)
@@ -192,6 +198,7 @@ def _can_be_leaf(value: Any) -> bool:
     return isinstance(value, _LEAVES) or kind_of(type(value)) == "fields"
 
 
+_NAMESPACES = (SimpleNamespace, UserDict)
 _LEAVES = (
     *(torch.Tensor, bool, int, float, complex, str, list, tuple, dict, type(None)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
@@ -277,7 +284,7 @@ def _object(spec: Spec, children: Sequence[Any]) -> Any:
         made = tuple.__new__(cls, children[: len(fields)])
         given = {name: v for name, v in given.items() if name not in fields}
     elif not issubclass(cls, dict):
-        made = object.__new__(cls)
+        made = (object if _maker(cls) is object else SimpleNamespace).__new__(cls)
     else:
         maker = OrderedDict if issubclass(cls, OrderedDict) else dict
         made, further = maker.__new__(cls), given.pop("__dict__", {})
@@ -303,7 +310,8 @@ def _made_anew(spec: Spec, given: Mapping[str, Any]) -> dict[str, Any]:
     names = [name for name, value in spec.context if value is ANEW]
     if not names:
         return known
-    takes = cls._fields if spec.kind == "namedtuple" else [n for n, f in cls.__dataclass_fields__.items() if f.init]
+    fields: Mapping[str, Any] = getattr(cls, "__dataclass_fields__", {})
+    takes = cls._fields if spec.kind == "namedtuple" else [n for n, f in fields.items() if f.init]
     try:
         found, why = attributes(cls(**{n: given[n] for n in takes if n in given})), "does not put it there"
     except Exception as error:  # of any class

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import cached_property
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
@@ -86,6 +87,8 @@ class Outcome:
             raise UnsupportedError(
                 "forward returns a nested tensor, which a plan can't hold; return to_padded_tensor(0.0, size) of it, and the mask"
             )
+        if is_a(leaf, Enum) and not isinstance(leaf, CONSTANTS):  # there is one of it, which is no container of tensors
+            return self.values.object(leaf)
         atom = self.values.atom(leaf)
         if isinstance(leaf, (list, tuple)) or (isinstance(atom, Ref) and atom.name in self.values.objects):
             cache = (

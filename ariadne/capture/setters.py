@@ -20,14 +20,21 @@ def patch(recorder: Recorder, patches: Patches) -> None:
     """Refuse `t.data = ...`, `t.apply_(...)` and the like, and `p.grad = ...`, whether they change anything here or not.
 
     What was within its bounds already when the split was prepared may be beyond them at a later call, and a plan has no op for it.
-    To put the very memory there that stands there changes nothing ever.
+    To put the very memory there that stands there changes nothing ever. What `t.data` gives of a tensor that no op made is noted.
     """
 
     def refuse(what: str, instead: str) -> None:
         raise UnsupportedError(f"forward {what} in {recorder.where()}, which no op shows; {instead}")
 
     data: Any = torch._C.TensorBase.data
+    got: Any = torch.Tensor.data  # with who looks on already
     gradient: Any = torch._C.TensorBase.grad
+
+    def get_data(self: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = got.__get__(self)
+        if recorder.is_mine() and id(self) not in recorder.own and not is_wrapped(self):
+            recorder.recording.data_of[id(found)] = found, self
+        return found
 
     def put_data(self: torch.Tensor, value: Any) -> None:
         if recorder.is_mine():
@@ -57,7 +64,7 @@ def patch(recorder: Recorder, patches: Patches) -> None:
         return method
 
     asked: Any = vars(torch.Tensor)["grad"]  # with who looks on already
-    patches.set(torch.Tensor, "data", property(data.__get__, put_data))
+    patches.set(torch.Tensor, "data", property(get_data, put_data))
     patches.set(torch.Tensor, "grad", property(asked.__get__, put_gradient, drop_gradient))
     for name in _BY_ELEMENT:
         patches.set(torch.Tensor, name, by_element(name))

@@ -89,6 +89,7 @@ class Values:
         names: Namespace,
     ) -> None:
         self.again, self.snapshot, self.state, self.fake = recorded.again, snapshot, state, fake
+        self.data_of = recorded.data_of
         self.batch_symbol, self.symbols, self.batched, self.names = batch_symbol, symbols, batched, names
         self.by_name: dict[str, Value] = {}
         self.ids: dict[int, str] = {}
@@ -193,7 +194,12 @@ class Values:
         return tuple(self.tensor(t).name for t in tensors if self.state.get(id(t), ("",))[0] in kinds)
 
     def _stranger(self, t: torch.Tensor) -> Ref:
-        """A tensor that no recorded op made: another view of a known one (as `.data` gives), or a constant."""
+        """A tensor that no recorded op made: another view of a known one (as `.data` gives), or a constant.
+
+        Two that stand outside may share memory, as the elements of one tensor do that a loop made: each is a constant.
+        """
+        if id(t) in self.data_of:  # the tensor itself may have other data by the next call
+            return self._detached(self.tensor(self.data_of[id(t)][1]), t)
         for known in self._sharing(t):
             if _same_view(known, t):
                 ref = self.tensor(known)
@@ -205,7 +211,7 @@ class Values:
                 "themselves for it, which a plan can't hold; write the derivative out in torch's ops, or take it outside"
             )
         shares = next((self.ids[id(known)] for known in self._sharing(t)), None)
-        if isinstance(t, FakeTensor) or shares is not None:
+        if isinstance(t, FakeTensor) or (shares is not None and not self._is_outside(t)):
             raise UnsupportedError(
                 f"forward makes a tensor of shape {list(t.shape)} that shares memory with {shares!r}, but by no op that "
                 "can be recorded (such as `.data` followed by a view); use detach() and torch's own views"
@@ -219,6 +225,11 @@ class Values:
         self.define(name, "constant", t)
         self.by_name[name] = replace(self.by_name[name], is_outside=outside)
         return Ref(name)
+
+    def _is_outside(self, t: torch.Tensor) -> bool:
+        """Whether the memory of a tensor is that of a constant which stands outside of the model."""
+        at = self._storage(t)
+        return any(value.is_outside and value.storage == at for value in self.by_name.values())
 
     def _sharing(self, t: torch.Tensor) -> Iterator[torch.Tensor]:
         """The state and the known values that share memory with a tensor."""

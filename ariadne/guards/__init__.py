@@ -78,7 +78,7 @@ from ariadne.guards.attributes import (
     variables,
 )
 from ariadne.guards.baseline import GLOBAL_HOOKS, Baseline, copied_model, global_hooks, shown, state_types
-from ariadne.guards.bound import as_before, differ_in_keys_alone, in_order, matched
+from ariadne.guards.bound import as_before, differ_in_keys_alone, in_order, matched, signature_of
 from ariadne.guards.calls import ModuleGuard, entrance, explain, references_hold
 from ariadne.guards.classes import own_dict
 from ariadne.guards.codes import codes_of

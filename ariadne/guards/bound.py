@@ -20,20 +20,30 @@ _OPEN = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _ROWS = ("list", "tuple")
 
 
+def signature_of(model: nn.Module) -> inspect.Signature | None:
+    """Forward's parameters, where a call means the same in each form that Python lets it have; else None.
+
+    To forward itself all are one, as to any function of Python's without `*args` and `**kwargs`. A hook on the model, or what a
+    decorator puts around forward, may tell them apart.
+    """
+    if model._forward_pre_hooks or model._forward_hooks or type(model).__call__ is not nn.Module.__call__:
+        return None
+    try:
+        asked = inspect.signature(model.forward, follow_wrapped=False)
+    except (TypeError, ValueError):  # no function of Python's
+        return None
+    return None if any(p.kind in _OPEN for p in asked.parameters.values()) else asked
+
+
 def binding(
     model: nn.Module, spec: tree.Spec, further: bool = False
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], Form | None]:
     """A function from (args, kwargs) to the same call in the form of `spec`; None where it has that form, or can't have it.
 
-    To forward itself both forms are one, as to any function of Python's without `*args` and `**kwargs`. A hook on the model, or
-    what a decorator puts around forward, may tell them apart. With `further` arguments a call has these by their names.
+    With `further` arguments a call has these by their names.
     """
-    hooked = model._forward_pre_hooks or model._forward_hooks or type(model).__call__ is not nn.Module.__call__
-    try:
-        asked = inspect.signature(model.forward, follow_wrapped=False)
-    except (TypeError, ValueError):  # no function of Python's
-        return lambda args, kwargs: None
-    if hooked or any(p.kind in _OPEN for p in asked.parameters.values()):
+    asked = signature_of(model)
+    if asked is None:
         return lambda args, kwargs: None
     positional, keyword = spec.children
     first, named = [*asked.parameters][: len(positional.children)], [*keyword.keys]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Mapping
+from enum import Enum
 from functools import partial
 from operator import attrgetter, is_not
 from types import MappingProxyType
@@ -17,7 +18,7 @@ from ariadne import tree
 from ariadne.errors import BatchError, InputError, ModuleError, named
 from ariadne.guards import switches
 from ariadne.guards.at_once import Calm, at_once, changed_since
-from ariadne.guards.attributes import Attribute, Slots, follow, lasts, own_of
+from ariadne.guards.attributes import Attribute, Slots, follow, is_a, lasts, own_of
 from ariadne.guards.baseline import HOOKS, Baseline, global_hooks, keeps_its_weights, table_of
 from ariadne.guards.bound import accepts, matched, may_be_none, once_more
 from ariadne.guards.classes import Lookup
@@ -259,6 +260,8 @@ def explain(
                     f"input {name}, {reprlib.repr(leaf)}, holds other things than at capture: it was changed in place. A value "
                     "that is no tensor is part of the plan; undo that, or prepare again"
                 )
+            if not plain and is_a(given.thing, Enum) and is_a(leaf, Enum):
+                continue
             if not given.same(leaf):
                 raise InputError(
                     f"input {name} {unlike(given.thing, leaf)}; a value that is no tensor is part of the plan. Prepare again for "

@@ -124,12 +124,16 @@ class Recording:
     again: dict[int, torch.Tensor] = field(default_factory=dict)  # by an alias of it, what an op gave back as it was
     unchanged: dict[int, torch.Tensor] = field(default_factory=dict)  # the same by a fake tensor of it
 
+    # By the id of what `t.data` gave, that and the tensor it was asked of, where no op made it.
+    data_of: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
     def forget_tensors(self) -> None:
         """Let go of what the ops took and gave."""
         self.events.clear()
         self.sized.clear()
         self.again.clear()
         self.unchanged.clear()
+        self.data_of.clear()
         self.effects.clear()
 
 

@@ -8,6 +8,7 @@ A plan and its cut flow in, or a file; out flow a file, or plans of one side and
     ops         which ops a file may name, and with what arguments
     given       weights from elsewhere, held against a half's
     known       which weights a half has, as a digest
+    parameters  what forward calls its inputs
     skeleton    the modules of a half
     called      Python that a half calls
     containers  what forward puts into containers

@@ -6,9 +6,10 @@ import ast
 import importlib
 import keyword
 import math
-from collections import OrderedDict
+from collections import OrderedDict, UserDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ DEVICES = frozenset(("cpu", "cuda", "mps", "xpu", "hpu", "mtia", "meta"))
 KNOWN = {
     f"{cls.__module__}:{cls.__qualname__}": cls
     for cls in (
-        OrderedDict,
+        *(OrderedDict, SimpleNamespace, UserDict),
         torch.Size,
         nn.Parameter,
         torch.nn.utils.rnn.PackedSequence,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Mapping
+from enum import Enum
 from types import MethodType
 from typing import Any
 from weakref import WeakSet
@@ -49,6 +50,11 @@ def told_object(thing: Any, named: Named) -> list[Any]:
         return ["generator", str(thing.device), state_of(thing)]
     if isinstance(thing, Call):
         return ["part", _told_part(thing, named)]
+    if isinstance(thing, Enum):
+        raise HalfError(
+            f"forward returns {thing!r}, a member of an enumeration, which can't be kept in a file; return its value, or run this "
+            "half in a process that has the model"
+        )
     handed = _told_handed(thing, named)
     return ["object", place(thing)] if handed is None else ["handed", handed]
 

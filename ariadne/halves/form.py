@@ -34,6 +34,7 @@ from ariadne.halves.atoms import (
 from ariadne.halves.called import read_object
 from ariadne.halves.containers import Container, is_free, read_containers, told_containers
 from ariadne.halves.packed import Packed
+from ariadne.halves.parameters import told_value
 from ariadne.halves.sized import NO_SIZES, told_sizes, with_sizes
 from ariadne.halves.together import held_together
 from ariadne.halves.weights import Row, row
@@ -78,7 +79,7 @@ def told_side(side: Side, constants: Mapping[str, Row], objects: Mapping[str, An
         "captured_by": plan.captured_by,
         "input_spec": spec_of(plan.input_spec, "the inputs"),
         "inputs": [[i, n] for i, n in plan.inputs],
-        "literals": [[i, told(v)] for i, v in plan.literals],
+        "literals": [[i, told_value(v)] for i, v in plan.literals],
         "tied_inputs": [list(p) for p in plan.tied_inputs],
         "values": [
             [
@@ -94,13 +95,13 @@ def told_side(side: Side, constants: Mapping[str, Row], objects: Mapping[str, An
                 s.table,
                 s.name,
                 told_spec(s.spec),
-                told(s.atoms),
+                told_value(s.atoms),
                 *(told_containers(s, model) if s.inside else ()),
             ]
             for s in plan.stores
         ],
         "output_spec": spec_of(plan.output_spec, "forward's output"),
-        "output": told(plan.output),
+        "output": told_value(plan.output),
         "constants": {n: [*constants[n].told(), str(t.device)] for n, t in plan.constants.items()},
         "objects": {**objects},
         "assumption": {f.name: told(getattr(assumed, f.name)) for f in fields(assumed)},

@@ -19,6 +19,7 @@ from ariadne.halves.form import Side
 from ariadne.halves.given import Weights, given, refuse_unfit
 from ariadne.halves.given import replace as replace_by
 from ariadne.halves.packed import Packed, packed_anew
+from ariadne.halves.parameters import stand_in
 from ariadne.halves.skeleton import Held, named, skeleton
 from ariadne.halves.weights import File, Row, blank, parsed
 from ariadne.halves.whole import VERSION, said
@@ -48,6 +49,8 @@ def read(
         )
     tensors = dict(_tensors(told.state, file if told.weights else None, weights))
     root = skeleton(told.state, tensors, told.sides[0].plan.training, told.flags, told.stored)
+    if told.forward is not None:
+        root.__dict__["forward"] = stand_in(told.forward)
     make(root, told.containers)
     packed = {o: packed_anew(o, file) for s in told.sides for o in s.plan.objects.values() if isinstance(o, Packed)}
     need(

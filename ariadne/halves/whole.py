@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from ariadne.halves.atoms import Classes, count, flag, items, mapped, need, text
 from ariadne.halves.containers import Container
 from ariadne.halves.form import Side, SideReader
 from ariadne.halves.known import known
+from ariadne.halves.parameters import read_parameters
 from ariadne.halves.skeleton import Held, known_places, read_flags, read_state
 from ariadne.halves.weights import Row
 
@@ -32,6 +34,7 @@ class Said:
     constants: dict[str, tuple[Row, str]]
     weights: bool
     containers: list[Container]
+    forward: inspect.Signature | None
 
     @property
     def stored(self) -> set[str]:
@@ -48,7 +51,7 @@ def said(data: Mapping[str, Any], classes: Classes, spaces: frozenset[str]) -> S
             f"{', '.join(map(str, FORMATS))}. Save it with this version, or load it with the one that saved it"
         )
     classes.tells_all = data["format"] >= 3
-    need(data.keys() - {"pipeline", "order", "whole"} == _KEYS, "its data have other parts than expected")
+    need(data.keys() - {"pipeline", "order", "whole", "forward"} == _KEYS, "its data have other parts than expected")
     order = {
         text(n, "a parameter"): count(i, "a place", 0, 2**31)
         for n, i in mapped(data.get("order", {}), "the order").items()
@@ -59,10 +62,11 @@ def said(data: Mapping[str, Any], classes: Classes, spaces: frozenset[str]) -> S
     for key, what in (("ariadne", "ariadne"), ("torch", "torch"), ("model", "the model's class"), ("digest", "digest")):
         text(data[key], what)
     known(data.get("whole"))
+    forward = read_parameters(data.get("forward"))
     state, flags = read_state(data["state"]), read_flags(data["flags"])
     reader = SideReader(part, known_places(state), mapped(data["ops"], "the ops"), classes, spaces)
     constants: dict[str, tuple[Row, str]] = {}
     sides = [reader.read(plan, constants, i) for i, plan in enumerate(items(data["plans"], "the plans"))]
     need(0 < len(sides) <= 64, "it has no plans, or too many")
     need(len({s.plan.training for s in sides}) == 1, "its plans are of two modes")
-    return Said(state, flags, sides, constants, flag(data["weights"], "weights"), reader.containers)
+    return Said(state, flags, sides, constants, flag(data["weights"], "weights"), reader.containers, forward)

@@ -24,6 +24,7 @@ from ariadne.halves.containers import make
 from ariadne.halves.form import NOTHING, Side, told_side
 from ariadne.halves.known import Whole
 from ariadne.halves.packed import gathered, packed_in, told_packed
+from ariadne.halves.parameters import told_parameters
 from ariadne.halves.skeleton import Held, Place, skeleton
 from ariadne.halves.whole import FORMATS, VERSION, said
 from ariadne.plan import WHOLE, Apart, Groups, Store, TraceNode, TracePlan, Value, storage_of, uses
@@ -363,6 +364,7 @@ def save(
     names, whole = named_in(model), Whole.of(model)
     half = {
         **about,
+        **_forward(name, model, about),
         "order": {_key(slot): places[id(slot.tensor)] for slot in kept if id(slot.tensor) in places},
         "format": 0,
         "ariadne": VERSION,
@@ -392,6 +394,12 @@ def save(
     told = json.dumps(half, separators=(",", ":"))
     _read_back(told)
     weights.write(path, told, tensors)
+
+
+def _forward(name: str, model: nn.Module, about: Mapping[str, Any]) -> dict[str, Any]:
+    """What forward calls its inputs, in the file of a side that takes these."""
+    told = told_parameters(model) if name == SIDES[0] and "pipeline" not in about else None
+    return {} if told is None else {"forward": told}
 
 
 def _format(plans: Any, sides: Iterable[tuple[Side, Cut]]) -> int:

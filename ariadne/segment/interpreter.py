@@ -12,7 +12,7 @@ from ariadne import tree
 from ariadne.compare import same_bits
 from ariadne.cut import Part
 from ariadne.errors import WitnessError
-from ariadne.guards import Switched, follow, place
+from ariadne.guards import Attribute, Switched, follow, place
 from ariadne.plan import WHOLE, Expr, Ref, Region, Store, TraceNode, TracePlan, own, substitute
 
 
@@ -83,6 +83,7 @@ class Interpreter:
         if store.how in ("set", "remove", "grow"):
             *steps, last = store.steps
             holder = place(follow(start, tuple(steps)), last)
+            last = str(last) if type(last) is Attribute else last  # as forward's own assignment has it
             if store.how == "set":
                 holder[last] = value
             elif store.how == "grow":

@@ -46,6 +46,13 @@ class Base(nn.Module):
         return [self.aux, self.acts, vars(self.held), self.left]
 
 
+class Thing:
+    """An object of a class of the user's."""
+
+    def __init__(self, **own: Any) -> None:
+        vars(self).update(own)
+
+
 class Keeps(Base):
     def __init__(self, keep: Callable[[Base, Tensor, Tensor], Any]) -> None:
         super().__init__()
@@ -121,7 +128,7 @@ def a_set(m: Base, h: Tensor, g: Tensor) -> None:
 
 
 def an_object_of_a_kind(m: Base, h: Tensor, g: Tensor) -> None:
-    m.aux.append(SimpleNamespace(h=h))
+    m.aux.append(Thing(h=h))
 
 
 def a_running_mean(m: Base, h: Tensor, g: Tensor) -> None:
@@ -138,7 +145,7 @@ REFUSED: dict[str, tuple[Callable[[Base, Tensor, Tensor], None], str]] = {
         (counted, "is 1 in a first call and something else"),
         (another_key_each_time, "'acts' of the model"),
         (a_set, "set|'left' of the model"),
-        (an_object_of_a_kind, "a SimpleNamespace"),
+        (an_object_of_a_kind, "a Thing"),
         (a_longer_list, "attribute 'left' of the model at every call"),
     )
 }
@@ -342,14 +349,14 @@ def _array() -> Any:
 
 IN_PLACE: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], Callable[[Any], Any]]] = {
     "array": (_array, lambda g: float(g[0]), lambda g: g.__setitem__(0, 3.0)),
-    "object": (lambda: SimpleNamespace(s=2.0), lambda g: g.s, lambda g: setattr(g, "s", 3.0)),
+    "object": (lambda: Thing(s=2.0), lambda g: g.s, lambda g: setattr(g, "s", 3.0)),
     "deep": (
-        lambda: SimpleNamespace(inner=[SimpleNamespace(s=2.0)]),
+        lambda: Thing(inner=[Thing(s=2.0)]),
         lambda g: g.inner[0].s,
         lambda g: setattr(g.inner[0], "s", 3.0),
     ),
     "tensor": (
-        lambda: SimpleNamespace(s=torch.ones(4)),
+        lambda: Thing(s=torch.ones(4)),
         lambda g: g.s,
         lambda g: setattr(g, "s", torch.zeros(4)),
     ),

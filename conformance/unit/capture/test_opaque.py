@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import random
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -349,11 +348,16 @@ class Twice(Net):
         return self.leave(self.part(self.part(self.enter(x)).tanh()))
 
 
+class Holder:
+    def __init__(self, h: torch.Tensor) -> None:
+        self.h = h
+
+
 class Given(Net):
     """Hands an object over that it makes itself."""
 
     def forward(self, x: torch.Tensor) -> Any:
-        return self.leave(self.part(types.SimpleNamespace(h=self.enter(x))))
+        return self.leave(self.part(Holder(self.enter(x))))
 
 
 class Fills(Net):
@@ -401,7 +405,7 @@ def _unlike(part: Part, x: torch.Tensor) -> torch.Tensor:
 
 REFUSED: list[tuple[str, Callable[..., Any], type[Net]]] = [
     ("forward changes the attribute 'kept' before it calls the opaque part 'Part'", _stash, Twice),
-    ("takes an object of type SimpleNamespace, which a plan would freeze", lambda p, o: o.h * 2, Given),
+    ("takes an object of type Holder, which a plan would freeze", lambda p, o: o.h * 2, Given),
     ("changes a list or dict that it is given", lambda p, x, found: found.append(x), Fills),
     ("forward changes the attribute 'scale' before it calls the opaque part", lambda p, x: x * p.scale, Sets),
     ("forward reads the attribute 'calls' of 'part', which an opaque part changes", _counts, Reads),
