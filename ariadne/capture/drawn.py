@@ -16,12 +16,15 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import torch
+
 from ariadne.capture.generators import NUMPY, PYTHON, TORCH, moved_of_python, states
 from ariadne.capture.state import Snapshot
 from ariadne.guards import Recording
 
 _WAITED = 0.2  # seconds in which another thread that draws from numpy's is to do so again
 _PAUSE = 5e-4
+_SETTING = frozenset({"set_state", "manual_seed", "seed", "set_offset", "graphsafe_set_state", "setstate"})
 
 
 def drawn_from(found: Recording, snapshot: Snapshot) -> list[str]:
@@ -61,9 +64,15 @@ def _moves_by_others() -> bool:
     return False
 
 
+def _of_torch() -> tuple[torch.Generator, ...]:
+    """The process's own, of each device."""
+    return torch.default_generator, *torch.cuda.default_generators
+
+
 @contextmanager
 def noted(into: set[str]) -> Iterator[None]:
-    """Add to the set those of Python's and numpy's own that the block draws from in this thread.
+    """Add to the set those of Python's and numpy's own that the block draws from in this thread, and those of Python's own and
+    torch's that it sets there, though it may leave them as they were.
 
     Under a profiler of the user's, Python's own counts if it moved, whoever drew.
     """
@@ -73,7 +82,10 @@ def noted(into: set[str]) -> Iterator[None]:
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
         nonlocal drew
-        drew |= event == "c_call" and getattr(argument, "__self__", None) is shared
+        of = getattr(argument, "__self__", None) if event == "c_call" else None
+        drew |= of is shared
+        if (of is shared or isinstance(of, torch.Generator)) and argument.__name__ in _SETTING:
+            into.update([PYTHON] if of is shared else [TORCH] if any(of is one for one in _of_torch()) else [])
 
     if beside and not drew:
         sys.setprofile(profile)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -111,8 +112,34 @@ class _Modes(_Open):
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        with torch.autocast("cpu", torch.bfloat16), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
             yield
+
+
+class _Forks(_Open):
+    """Blocks that put a random generator back, in which nothing is drawn before the cut."""
+
+    def __init__(self, which: str) -> None:
+        super().__init__()
+        self.which = which
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        if self.which == "torch":
+            with torch.random.fork_rng(devices=[]):
+                yield
+        elif self.which == "random":
+            state = random.getstate()
+            try:
+                yield
+            finally:
+                random.setstate(state)
+        else:
+            numbers: Any = np.random.get_state()
+            try:
+                yield
+            finally:
+                np.random.set_state(numbers)
 
 
 def split(model: nn.Module, **options: Any) -> PythonSplit:
@@ -192,6 +219,28 @@ def test_a_cut_within_modes_of_torch_is_taken() -> None:
         whole = model(X)
     random.seed(1)
     assert difference(whole, runtime.run_suffix(runtime.run_prefix(X))) is None
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside-a-thread"])
+@pytest.mark.parametrize(
+    ("which", "told"), [("torch", "torch's random generator"), ("random", "random"), ("numpy", "numpy.random")]
+)
+def test_a_cut_in_a_block_that_puts_a_generator_back_is_refused_though_nothing_is_drawn_there(
+    which: str, told: str, beside: bool
+) -> None:
+    model, over = _Forks(which).eval(), threading.Event()
+    other = threading.Thread(target=over.wait)
+    if beside:
+        other.start()
+    stood = torch.get_rng_state()
+    try:
+        with pytest.raises(FrontierError, match=f"changes {told} as it ends"):
+            split(model)
+    finally:
+        over.set()
+        if beside:
+            other.join()
+    assert torch.equal(torch.get_rng_state(), stood)
 
 
 def test_a_forward_that_was_let_go_is_told_once_and_goes_on_no_more() -> None:
