@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
@@ -112,11 +112,14 @@ def outside_of(modules: Mapping[str, nn.Module]) -> Reached:
     return found_again(modules, search)
 
 
-def outside_with_code(modules: Mapping[str, nn.Module]) -> tuple[Reached, Code]:
-    """The same, with the code that it was found by: where that stands no more, it is to be looked for again."""
+def outside_with_code(modules: Mapping[str, nn.Module], hooks: Iterable[Any]) -> tuple[Reached, Code]:
+    """The same, by these hooks for all modules, too; with the code that it was found by: where that stands no more, it is to be
+    looked for again."""
     looking = _Search()
     for module in modules.values():
         looking.of_module(module)
+    for hook in hooks:
+        looking.enter(hook)
     found = looking.all()
     return found, Code(looking.read)
 

@@ -88,6 +88,7 @@ class Forward:
         module: nn.Module,
         number: int,
         grad: bool,
+        python: PythonState,
         noting: Noting | None = None,
         stood: Stood | None = None,
     ) -> None:
@@ -95,7 +96,6 @@ class Forward:
         self._context = context = contextvars.copy_context()
         self._variables = dict(context)  # as they were when forward began, or when its caller took them last
         self._tokens: dict[contextvars.ContextVar[Any], contextvars.Token[Any]] = {}
-        python = PythonState(model) if noting is None else noting.python
         looking = noting or (stood.looking if stood is not None else None)
         self._locks, self._read = python.held.locks, partial(loaded_by, model)
         self.refuse_held()

@@ -332,6 +332,7 @@ class MixedSplit(NotCalled):
                 module=self.python.module,
                 number=self.candidate.call,
                 grad=grad,
+                python=noting.python,
                 noting=noting,
             )
             forward.end()

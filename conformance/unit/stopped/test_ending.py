@@ -221,6 +221,65 @@ def test_a_cut_within_modes_of_torch_is_taken() -> None:
     assert difference(whole, runtime.run_suffix(runtime.run_prefix(X))) is None
 
 
+class _Timer:
+    """Counts how often it ended."""
+
+    def __init__(self) -> None:
+        self.ended = 0
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *raised: object) -> None:
+        self.ended += 1
+
+
+GIVEN: Any = contextlib.nullcontext()
+
+
+class _Given(_Open):
+    """The block is given by an attribute, an object in a list, a variable, and a method."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where, self.timer, self.timers = where, contextlib.nullcontext(), [contextlib.nullcontext()]
+
+    def another(self) -> Any:
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        given = {"attribute": self.timer, "list": self.timers[0], "variable": GIVEN, "method": None}[self.where]
+        with self.another() if given is None else given:
+            yield
+
+
+@pytest.mark.parametrize("where", ["attribute", "list", "variable", "method"])
+def test_a_block_that_changes_the_model_as_it_ends_is_refused_where_it_comes_later(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, timer = _Given(where).eval(), _Timer()
+    runtime = split(model)
+    boundary, looked = runtime.run_prefix(X), []
+    monkeypatch.setattr(runtime, "_refuse_changing_end", lambda *given: looked.append(given))
+    del boundary
+    runtime.run_suffix(runtime.run_prefix(X))
+    assert not looked  # nothing new is there to look at
+    monkeypatch.undo()
+    if where == "attribute":
+        model.timer = timer  # type: ignore[assignment]
+    elif where == "list":
+        model.timers[0] = timer  # type: ignore[call-overload]
+    elif where == "variable":
+        monkeypatch.setitem(globals(), "GIVEN", timer)
+    else:
+        model.log = timer  # type: ignore[assignment]
+        monkeypatch.setattr(_Given, "another", lambda self: self.log)
+    for _ in range(2):
+        with pytest.raises(FrontierError, match=r"changes .* as it ends"):
+            runtime.run_prefix(X)
+    assert timer.ended == 0
+
+
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside-a-thread"])
 @pytest.mark.parametrize(
     ("which", "told"), [("torch", "torch's random generator"), ("random", "random"), ("numpy", "numpy.random")]
