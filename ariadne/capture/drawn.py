@@ -51,15 +51,16 @@ def put_back(snapshot: Snapshot, found: Recording | None) -> None:
 def others_draw_from_numpy(found: Recording) -> bool:
     """Whether numpy's generator moves while forward does not run; asked once for each run."""
     if found.beside is None:
-        found.beside = _moves_by_others()
+        found.beside = moves_by_others(NUMPY)
     return found.beside
 
 
-def _moves_by_others() -> bool:
+def moves_by_others(name: str) -> bool:
+    """Whether one of torch's and numpy's moves while forward does not run."""
     stood, until = states(), time.monotonic() + _WAITED
     while threading.active_count() > 1 and time.monotonic() < until:
         time.sleep(_PAUSE)
-        if NUMPY in moved_of_python(stood):
+        if not torch.equal(states()["torch"], stood["torch"]) if name == TORCH else name in moved_of_python(stood):
             return True
     return False
 
@@ -95,5 +96,5 @@ def noted(into: set[str]) -> Iterator[None]:
         if sys.getprofile() is profile:
             sys.setprofile(None)
         for name in moved_of_python(stood):
-            if not beside or (drew if name == PYTHON else not _moves_by_others()):
+            if not beside or (drew if name == PYTHON else not moves_by_others(name)):
                 into.add(name)

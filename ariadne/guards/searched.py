@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property, partial
@@ -81,24 +81,31 @@ class Read:
 
 
 class Code:
-    """The code that a search came to: what can be called in the classes and among the globals that it read, and modules.
+    """The code that a search came to: what can be called in the classes that it read, and among globals by the names that it met.
 
     It holds no object of a model, which it may outlive.
     """
 
-    def __init__(self, read: Read) -> None:
+    def __init__(self, read: Read, met: Set[str]) -> None:
+        self._met = met
         self._tables = [*read.named()]
         functions = [thing for thing in read.things() if type(thing) is FunctionType]
         self._functions = [*map(ref, functions)]
         self._closing = [ref(f) for f in functions if f.__closure__]
         self._modules = read.modules()
         self._versions = self._now()  # first: a write in between shows
-        self._named = [*map(_callable_in, self._tables)]
+        self._named = [*map(self._callable_in, self._tables)]
         self._codes = [*map(_code_of, self._functions)]
         self._inside = [*map(_closed_over, self._closing)]
 
     def _now(self) -> list[int]:
         return [*map(VERSION, self._tables)] if VERSION is not None else [-1] * len(self._tables)
+
+    def _callable_in(self, table: dict[Any, Any]) -> dict[Any, Any]:
+        """What stands for code there: functions, classes, modules, and what stands around functions."""
+        names = [*table] if "__module__" in table else self._met & table.keys()
+        found = ((name, table.get(name)) for name in names)
+        return {name: _mark(v) for name, v in found if is_a(v, _CODE)}
 
     def stands(self) -> bool:
         """Whether all of it is still what it was, under the same names."""
@@ -114,7 +121,7 @@ class Code:
         now = self._now()
         if now != self._versions or -1 in now:
             for at in [at for at, (n, was) in enumerate(zip(now, self._versions, strict=True)) if n != was or n < 0]:
-                yield from _otherwise(self._named[at], _callable_in(self._tables[at]))
+                yield from _otherwise(self._named[at], self._callable_in(self._tables[at]))
         for function, was in zip(self._functions, self._codes, strict=True):
             if (code := _code_of(function)) is not was and code is not None:
                 yield f"the code of {getattr(function(), '__qualname__', '')}", "", was, code
@@ -126,11 +133,6 @@ class Code:
 def _otherwise(was: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, str, Any, Any]]:
     found = ((repr(name), name, was.get(name), now.get(name)) for name in dict.fromkeys((*was, *now)))
     return (one for one in found if one[2] != one[3])
-
-
-def _callable_in(table: dict[Any, Any]) -> dict[Any, Any]:
-    """What stands for code in a class or among globals: functions, classes, modules, and what stands around functions."""
-    return {name: _mark(v) for name, v in [*table.items()] if is_a(v, _CODE)}
 
 
 def _closed_over(function: ref[Any]) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ from ariadne import PythonSplit, SplitSpec
 from ariadne.compare import difference
 from ariadne.errors import AriadneError, FrontierError
 from ariadne.prepare import _settings, example_of
-from ariadne.stopped import prepared
+from ariadne.stopped import ending, prepared
 
 X = torch.ones(3, 4)
 ENDED: SimpleQueue[str] = SimpleQueue()  # no state that a split looks at
@@ -300,6 +300,26 @@ def test_a_cut_in_a_block_that_puts_a_generator_back_is_refused_though_nothing_i
         if beside:
             other.join()
     assert torch.equal(torch.get_rng_state(), stood)
+
+
+def test_what_another_thread_draws_while_forward_ends_is_not_taken_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    over, values = threading.Event(), ending._values
+    other = threading.Thread(target=over.wait)
+
+    def drawn(*given: Any) -> Any:
+        found = values(*given)
+        random.random()
+        return found
+
+    monkeypatch.setattr(ending, "_values", drawn)
+    other.start()
+    try:
+        split(_Modes().eval())
+        with pytest.raises(FrontierError, match="changes random as it ends"):
+            split(_Counts("random").eval())
+    finally:
+        over.set()
+        other.join()
 
 
 def test_a_forward_that_was_let_go_is_told_once_and_goes_on_no_more() -> None:
