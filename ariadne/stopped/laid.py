@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, compress, count
 from operator import attrgetter, is_not, ne
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import ref
 
@@ -24,6 +25,7 @@ REGISTRIES = frozenset(n for n, value in nn.Module().__dict__.items() if isinsta
 _own_of, _tensors_of, _training_of = attrgetter("__dict__"), attrgetter("tensors"), attrgetter("training")
 _registries_of, _marks_of = attrgetter("registries"), attrgetter("marks")
 _HOLDS_NOTHING = PLAIN | {ModuleType}
+_LIBRARIES = frozenset({"torch", "numpy", *sys.stdlib_module_names})
 _ACTING_LESS = PLAIN | {torch.Tensor, nn.Parameter, list, dict, set, frozenset}
 
 
@@ -62,7 +64,8 @@ class Tables:
         ]
         names = [f"{path}.{name}" for name in names]
         acting = ((name, v) for name, v in own.items() if name not in REGISTRIES and name not in SKIPPED)
-        runs = ref(type(module)), *((name, code_of(v)) for name, v in acting if type(v) not in _ACTING_LESS)
+        codes = ((name, code_of(v)) for name, v in acting if type(v) not in _ACTING_LESS)
+        runs = ref(type(module)), *(one for one in codes if one[1])
         marks = [vars(t) for _, t in tensors]
         return cls(own, copies, registries, names, holders, tensors, marks, dict(own["_modules"]), runs)
 
@@ -257,7 +260,10 @@ def _holds_nothing(value: Any) -> bool:
 
 
 def code_of(value: Any) -> Any:
-    """What tells the code that runs for a value from that of another: a function's own, or the class. It keeps no value alive."""
+    """What tells the code that runs for a value from that of another: a function's own, or the class. It keeps no value alive.
+
+    Nothing does for a library's, which changes nothing of a model.
+    """
     kind = type(value)
     if kind is FunctionType:
         return value.__code__
@@ -265,7 +271,20 @@ def code_of(value: Any) -> Any:
         return code_of(value.__func__), code_of(value.__self__)
     if kind is partial:
         return code_of(value.func)
-    return tuple(map(code_of, value)) if kind is tuple and not set(map(type, value)) <= PLAIN else ref(kind)
+    if kind is tuple:
+        return tuple(map(code_of, value)) if not set(map(type, value)) <= PLAIN else ()
+    return ref(kind) if _is_users(kind) else ()
+
+
+def codes_in(found: Iterable[Any]) -> frozenset[Any]:
+    """The same of all these codes and classes."""
+    return frozenset(
+        ref(one) if isinstance(one, type) else one for one in found if type(one) is CodeType or _is_users(one)
+    )
+
+
+def _is_users(kind: Any) -> bool:
+    return hasattr(kind, "__exit__") or str(kind.__module__).partition(".")[0] not in _LIBRARIES
 
 
 def _dicts(own: dict[str, Any]) -> tuple[dict[str, Any], ...]:

@@ -23,7 +23,7 @@ from ariadne import tree
 from ariadne.guards import VERSION, Code, Reached, codes_of, global_hooks, outside_with_code, variables
 from ariadne.stopped.absent import filled
 from ariadne.stopped.held import Held, copied, names_stand, put, same, same_items
-from ariadne.stopped.laid import PLAIN, SKIPPED, Laid, Tables, code_of
+from ariadne.stopped.laid import PLAIN, SKIPPED, Laid, Tables, code_of, codes_in
 
 _names_of, _holders_of, _tensors_of = attrgetter("names"), attrgetter("holders"), attrgetter("tensors")
 MISSING = object()
@@ -57,7 +57,8 @@ def set_generators(states: dict[str, Any]) -> None:
 
 
 _loaded: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()
-_outside: WeakKeyDictionary[nn.Module, tuple[Any, Reached, Code]] = WeakKeyDictionary()
+_outside: WeakKeyDictionary[nn.Module, list[tuple[Any, Reached, Code]]] = WeakKeyDictionary()
+_MOST_KNOWN = 4
 
 
 class PythonState:
@@ -88,7 +89,7 @@ class PythonState:
         for where, value in chain.from_iterable(map(_holders_of, self._tables)):
             self.held.note(where, value)
         hooks = [] if self.hookless else [h for one in self._hung() if isinstance(one, dict) for h in one.values()]
-        runs = self._laid.runs(self._tables), [*map(code_of, (*hooks, *global_hooks()))], frozenset(self.held.runs)
+        runs = self._laid.runs(self._tables), [*map(code_of, (*hooks, *global_hooks()))], codes_in(self.held.runs)
         self.variables: list[
             tuple[str, Any, dict[str, Any]]
         ] = []  # where, a table of them, what stood under which name
@@ -105,7 +106,7 @@ class PythonState:
         if "environ" in loaded_by(model):
             self.held.note("os.environ", os.environ)
         # What tells the code that may run from other code.
-        self.runs = *runs[:2], frozenset(self.held.runs), self._code
+        self.runs = *runs[:2], codes_in(self.held.runs), self._code
 
     def _hung(self) -> list[Any]:
         """Torch's registries of the model."""
@@ -374,10 +375,13 @@ def reached_by(model: nn.Module) -> Reached:
 
 def _searched(model: nn.Module, runs: Any = None) -> tuple[Reached, Code]:
     """The same, with the code that it was found by; `runs` tells the code that may run for what the model holds."""
-    found = _outside.get(model)
-    if found is None or not found[2].stands() or (runs is not None and runs != found[0]):
-        was = found[0] if found is not None and runs is None else runs
-        found = _outside[model] = was, *outside_with_code(dict(model.named_modules()), global_hooks())
+    known = _outside.setdefault(model, [])
+    found = next((one for one in known if runs is None or one[0] == runs), None)
+    if found is None or not found[2].stands():
+        others = [one for one in known if one is not found]
+        runs = found[0] if found is not None else runs
+        found = runs, *outside_with_code(dict(model.named_modules()), global_hooks())
+        _outside[model] = [found, *others][:_MOST_KNOWN]
         _loaded.pop(model, None)
     return found[1:]
 
