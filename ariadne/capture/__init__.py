@@ -65,7 +65,7 @@ from typing import TYPE_CHECKING, Any
 
 from ariadne.capture.call import QUESTIONS, Call, drawn_by, is_opaque_call, version
 from ariadne.capture.copied import copied_plan
-from ariadne.capture.drawn import noted
+from ariadne.capture.drawn import moves_by_others, noted
 from ariadne.capture.example import Captured, Example, batch_dims, called, declared, dims_named, sizes_named, swallowed
 from ariadne.capture.generators import ALL, NUMPY, PYTHON, TORCH, Names
 from ariadne.capture.reach import Reach
@@ -86,6 +86,7 @@ __all__ = [
     "is_scripted",
     "is_opaque_call",
     "drawn_by",
+    "moves_by_others",
     "noted",
     "ALL",
     "NUMPY",

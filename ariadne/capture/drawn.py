@@ -16,12 +16,15 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import torch
+
 from ariadne.capture.generators import NUMPY, PYTHON, TORCH, moved_of_python, states
 from ariadne.capture.state import Snapshot
 from ariadne.guards import Recording
 
 _WAITED = 0.2  # seconds in which another thread that draws from numpy's is to do so again
 _PAUSE = 5e-4
+_SETTING = frozenset({"set_state", "manual_seed", "seed", "set_offset", "graphsafe_set_state", "setstate"})
 
 
 def drawn_from(found: Recording, snapshot: Snapshot) -> list[str]:
@@ -48,22 +51,29 @@ def put_back(snapshot: Snapshot, found: Recording | None) -> None:
 def others_draw_from_numpy(found: Recording) -> bool:
     """Whether numpy's generator moves while forward does not run; asked once for each run."""
     if found.beside is None:
-        found.beside = _moves_by_others()
+        found.beside = moves_by_others(NUMPY)
     return found.beside
 
 
-def _moves_by_others() -> bool:
+def moves_by_others(name: str) -> bool:
+    """Whether one of torch's and numpy's moves while forward does not run."""
     stood, until = states(), time.monotonic() + _WAITED
     while threading.active_count() > 1 and time.monotonic() < until:
         time.sleep(_PAUSE)
-        if NUMPY in moved_of_python(stood):
+        if not torch.equal(states()["torch"], stood["torch"]) if name == TORCH else name in moved_of_python(stood):
             return True
     return False
 
 
+def _of_torch() -> tuple[torch.Generator, ...]:
+    """The process's own, of each device."""
+    return torch.default_generator, *torch.cuda.default_generators
+
+
 @contextmanager
 def noted(into: set[str]) -> Iterator[None]:
-    """Add to the set those of Python's and numpy's own that the block draws from in this thread.
+    """Add to the set those of Python's and numpy's own that the block draws from in this thread, and those of Python's own and
+    torch's that it sets there, though it may leave them as they were.
 
     Under a profiler of the user's, Python's own counts if it moved, whoever drew.
     """
@@ -73,7 +83,10 @@ def noted(into: set[str]) -> Iterator[None]:
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
         nonlocal drew
-        drew |= event == "c_call" and getattr(argument, "__self__", None) is shared
+        of = getattr(argument, "__self__", None) if event == "c_call" else None
+        drew |= of is shared
+        if (of is shared or isinstance(of, torch.Generator)) and argument.__name__ in _SETTING:
+            into.update([PYTHON] if of is shared else [TORCH] if any(of is one for one in _of_torch()) else [])
 
     if beside and not drew:
         sys.setprofile(profile)
@@ -83,5 +96,5 @@ def noted(into: set[str]) -> Iterator[None]:
         if sys.getprofile() is profile:
             sys.setprofile(None)
         for name in moved_of_python(stood):
-            if not beside or (drew if name == PYTHON else not _moves_by_others()):
+            if not beside or (drew if name == PYTHON else not moves_by_others(name)):
                 into.add(name)

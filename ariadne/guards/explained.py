@@ -11,7 +11,7 @@ from torch import nn
 
 from ariadne import tree
 from ariadne.errors import ModuleError, named
-from ariadne.guards.attributes import SIMPLE, is_a, own_of, simple
+from ariadne.guards.attributes import SIMPLE, is_a, is_ours, own_of, simple
 from ariadne.guards.baseline import HOOKS, Baseline, global_hooks, keeps_its_weights, reach, shown
 from ariadne.guards.classes import stands_in
 from ariadne.guards.first_calls import AsFilled, told_of_graph
@@ -125,7 +125,8 @@ def refuse_changes(
                 f"{_listed(was_there)} and are {_listed(there)} now{again}"
             )
     for path, name in sorted(base.inherited):
-        if path in modules and name in modules[path].__dict__:
+        own = modules[path].__dict__ if path in modules else {}
+        if name in own and not is_ours(type(own[name])):  # ours is there for a moment, and calls the class's
             raise ModuleError(
                 f"{name!r} of {named(path)} came from its class, now the module has one of its own{again}"
             )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
@@ -112,13 +112,16 @@ def outside_of(modules: Mapping[str, nn.Module]) -> Reached:
     return found_again(modules, search)
 
 
-def outside_with_code(modules: Mapping[str, nn.Module]) -> tuple[Reached, Code]:
-    """The same, with the code that it was found by: where that stands no more, it is to be looked for again."""
+def outside_with_code(modules: Mapping[str, nn.Module], hooks: Iterable[Any]) -> tuple[Reached, Code]:
+    """The same, by these hooks for all modules, too; with the code that it was found by: where that stands no more, it is to be
+    looked for again."""
     looking = _Search()
     for module in modules.values():
         looking.of_module(module)
+    for hook in hooks:
+        looking.enter(hook)
     found = looking.all()
-    return found, Code(looking.read)
+    return found, Code(looking.read, looking.every)
 
 
 class _Search:
@@ -138,6 +141,7 @@ class _Search:
         self.runs = True  # what is looked at now is what forward's names lead to, and no neighbour of it in a class
         self.modules = dict[int, nn.Module]()
         self.owner: type | None = None  # the class that it stands in
+        self.every = set[str]()  # names and words in all functions that were looked at
         self.spoken = set[str]()  # all names in what runs: an object or a class may have been handed to any of it
         self.own: dict[type, set[str]] = {}  # those in the methods of a class that run
         self.values: dict[int, FunctionType] = {}  # functions that stand where forward may have them as things
@@ -410,7 +414,9 @@ class _Search:
         self.read.table(table)
         self.functions[id(f)] = f
         names = {*names_in(f.__code__)}
-        named = names | words_in(f.__code__) if "getattr" in names else names
+        words = words_in(f.__code__)
+        self.every |= names | words
+        named = names | words if "getattr" in names else names
         if self.runs:
             self.spoken |= named
             if self.owner is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property, partial
@@ -81,38 +81,68 @@ class Read:
 
 
 class Code:
-    """The code that a search came to: what can be called in the classes and among the globals that it read, and modules.
+    """The code that a search came to: what can be called in the classes that it read, and among globals by the names that it met.
 
     It holds no object of a model, which it may outlive.
     """
 
-    def __init__(self, read: Read) -> None:
+    def __init__(self, read: Read, met: Set[str]) -> None:
+        self._met = met
         self._tables = [*read.named()]
-        self._functions = [ref(thing) for thing in read.things() if type(thing) is FunctionType]
+        functions = [thing for thing in read.things() if type(thing) is FunctionType]
+        self._functions = [*map(ref, functions)]
+        self._closing = [ref(f) for f in functions if f.__closure__]
         self._modules = read.modules()
         self._versions = self._now()  # first: a write in between shows
-        self._named = [*map(_callable_in, self._tables)]
+        self._named = [*map(self._callable_in, self._tables)]
         self._codes = [*map(_code_of, self._functions)]
+        self._inside = [*map(_closed_over, self._closing)]
 
     def _now(self) -> list[int]:
         return [*map(VERSION, self._tables)] if VERSION is not None else [-1] * len(self._tables)
 
+    def _callable_in(self, table: dict[Any, Any]) -> dict[Any, Any]:
+        """What stands for code there: functions, classes, modules, and what stands around functions."""
+        names = [*table] if "__module__" in table else self._met & table.keys()
+        found = ((name, table.get(name)) for name in names)
+        return {name: _mark(v) for name, v in found if is_a(v, _CODE)}
+
     def stands(self) -> bool:
         """Whether all of it is still what it was, under the same names."""
         now = self._now()
-        for at in [at for at, (n, was) in enumerate(zip(now, self._versions, strict=True)) if n != was or n < 0]:
-            if _callable_in(self._tables[at]) != self._named[at]:
-                return False
+        if next(self.moved(), None) is not None:
+            return False
         self._versions = now
-        codes = map(_code_of, self._functions)
-        return not any(c is not was for c, was in zip(codes, self._codes, strict=True) if c is not None) and all(
-            sys.modules.get(name) is module for name, module in self._modules.items()
-        )
+        return all(sys.modules.get(name) is module for name, module in self._modules.items())
+
+    def moved(self) -> Iterator[tuple[str, str, Any, Any]]:
+        """What is otherwise: in words, by which name, and what told which it was and tells which it is; None for nothing. What may
+        be called by any name has none."""
+        now = self._now()
+        if now != self._versions or -1 in now:
+            for at in [at for at, (n, was) in enumerate(zip(now, self._versions, strict=True)) if n != was or n < 0]:
+                yield from _otherwise(self._named[at], self._callable_in(self._tables[at]))
+        for function, was in zip(self._functions, self._codes, strict=True):
+            if (code := _code_of(function)) is not was and code is not None:
+                yield f"the code of {getattr(function(), '__qualname__', '')}", "", was, code
+        for function, inside in zip(self._closing, self._inside, strict=True):
+            if (found := _closed_over(function)) != inside and found is not None:
+                yield from _otherwise(inside or {}, found)
 
 
-def _callable_in(table: dict[Any, Any]) -> dict[Any, Any]:
-    """What stands for code in a class or among globals: functions, classes, modules, and what stands around functions."""
-    return {name: _mark(v) for name, v in [*table.items()] if is_a(v, _CODE)}
+def _otherwise(was: dict[str, Any], now: dict[str, Any]) -> Iterator[tuple[str, str, Any, Any]]:
+    found = ((repr(name), name, was.get(name), now.get(name)) for name in dict.fromkeys((*was, *now)))
+    return (one for one in found if one[2] != one[3])
+
+
+def _closed_over(function: ref[Any]) -> dict[str, Any] | None:
+    """The same in the variables that a function closes over; None once it is gone."""
+    f = function()
+    if f is None:
+        return None
+    cells = zip(f.__code__.co_freevars, f.__closure__ or (), strict=False)
+    held = ((name, cell.cell_contents) for name, cell in cells if cell != _EMPTY)
+    return {name: _mark(v) for name, v in held if is_a(v, _CODE)}
 
 
 def _mark(thing: Any) -> Any:
@@ -190,6 +220,7 @@ _KEPT: ContextVar[dict[tuple[int, ...], tuple[Any, Stood, Any]] | None] = Contex
 _HOLDING = (list, deque, set)
 _CODE = (FunctionType, MethodType, type, ModuleType, staticmethod, classmethod, property, cached_property, partial)
 _NOTHING: dict[Any, Any] = {}
+_EMPTY = CellType()
 
 
 def _same(now: list[Any], was: list[Any]) -> bool:

@@ -37,6 +37,10 @@ _SWITCHES = (torch._C._set_grad_enabled,)  # what lies after the cut may stand i
 ANSWERED: frozenset[Any] = frozenset(
     {*(getattr(_Tensor, n).__get__ for n in _GETTERS), *(getattr(_Tensor, n) for n in _METHODS), *_SWITCHES}
 )
+# Where in memory a tensor's data lie, which is asked of the data that are here: what another process has there is another thing.
+ADDRESSES: frozenset[Any] = frozenset(
+    {_Tensor._cdata.__get__, *(getattr(_Tensor, n) for n in ("data_ptr", "const_data_ptr") if hasattr(_Tensor, n))}
+)
 _IS_NESTED: Any = _Tensor.is_nested.__get__
 # What a nested tensor answers otherwise than one that is laid out.
 _OF_SIZES: frozenset[Any] = frozenset(

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
-from ariadne.capture import Example, Names
+from ariadne.capture import NUMPY, PYTHON, TORCH, Example, Names, moves_by_others, noted
 from ariadne.compare import difference
 from ariadne.errors import FrontierError
 from ariadne.stopped.forward import Forward
-from ariadne.stopped.proof import counted, drawn, isolated, own, tensors_of
-from ariadne.stopped.python import PythonState
+from ariadne.stopped.proof import counted, drawn, isolated, move_on, own, tensors_of
+from ariadne.stopped.python import PythonState, loaded_by
 
+_TURNS = 4
+_GENERATORS = {
+    "torch's random generator": TORCH,
+    "the generators of CUDA": TORCH,
+    "random": PYTHON,
+    "numpy.random": NUMPY,
+}
 Started = Callable[[tuple[Any, ...], dict[str, Any], bool], Forward]
 
 
@@ -27,14 +35,24 @@ def refuse_changing_end(
     """
 
     def changed(*args: Any, **kwargs: Any) -> str | None:
-        began = _values(model, drew)
+        began, mine = _values(model, drew), set[str]()
         forward = start(args, kwargs, grad)
+        move_on(drew)  # as who calls may: a block that puts a generator back shows, though nothing was drawn in it
         halted, values = PythonState(model), _values(model, drew)
-        forward.end()
-        return next(_changes(model, forward.halt.left.since, halted, began, values, drew), None)
+        forward.end(None if alone else noted(mine))
+        found = _changes(model, forward.halt.left.since, halted, began, values, drew)
+        return next((what for what in found if alone or what not in _GENERATORS or _is_its_own(what, mine)), None)
 
+    alone = threading.active_count() == 1
     drew = counted(drew)
-    what = isolated(model, example, grad, changed, drew)
+    if "set_state" in loaded_by(
+        model
+    ):  # of numpy, whose calls nobody hears: what forward sets, no other thread relies on
+        drew = {*drew, NUMPY}
+    what: str | None = ""
+    for _ in range(1 if alone else _TURNS):  # what another thread changed meanwhile, it does not change each time
+        if what is not None:
+            what = isolated(model, example, grad, changed, drew)
     if what is not None:
         raise FrontierError(
             f"cannot split after {after!r}: the cut lies within a block of forward (try and finally, with, a bare except) that "
@@ -42,6 +60,12 @@ def refuse_changing_end(
             "Change it outside of that block, or cut outside of it"
             + (f"; the nearest other cuts, some of which may lie in it too: {others}" if others else "")
         )
+
+
+def _is_its_own(what: str, mine: Collection[str]) -> bool:
+    """Whether it was the end that moved a generator, and no other thread; `mine`: those that it was seen to draw from or to set."""
+    name = _GENERATORS[what]
+    return name in mine or (name == TORCH and not moves_by_others(name))
 
 
 def _values(model: nn.Module, drew: Names) -> dict[str, Any]:

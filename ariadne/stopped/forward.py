@@ -15,7 +15,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -88,6 +88,7 @@ class Forward:
         module: nn.Module,
         number: int,
         grad: bool,
+        python: PythonState,
         noting: Noting | None = None,
         stood: Stood | None = None,
     ) -> None:
@@ -95,7 +96,6 @@ class Forward:
         self._context = context = contextvars.copy_context()
         self._variables = dict(context)  # as they were when forward began, or when its caller took them last
         self._tokens: dict[contextvars.ContextVar[Any], contextvars.Token[Any]] = {}
-        python = PythonState(model) if noting is None else noting.python
         looking = noting or (stood.looking if stood is not None else None)
         self._locks, self._read = python.held.locks, partial(loaded_by, model)
         self.refuse_held()
@@ -128,8 +128,10 @@ class Forward:
         """Raise `UnsupportedError` where this thread holds a lock that forward may take again, in its own."""
         refuse_held(self._locks, self._read)
 
-    def end(self) -> None:
-        """Unwind it where it waits, and return when that is done; nothing where it went on, or has ended."""
+    def end(self, under: AbstractContextManager[Any] | None = None) -> None:
+        """Unwind it where it waits, `under` something in its thread, and return when that is done; nothing where it went on, or has
+        ended."""
+        self._worker.under = under
         self._worker.end()
 
     def go_on(self, mode: Unseen | None = None, then: Callable[[Any], Any] | None = None) -> Any:
@@ -196,6 +198,7 @@ class _Worker(threading.Thread):
     def __init__(self, work: tuple[Any, ...]) -> None:
         super().__init__(name="ariadne forward", daemon=True)
         self.process, self.waits = os.getpid(), False
+        self.under: AbstractContextManager[Any] | None = None  # what it ends under
         self.taken = threading.Lock()  # held, for good, once somebody has decided what becomes of forward
         self.news: SimpleQueue[tuple[str, Any]] = SimpleQueue()
         self._orders: SimpleQueue[_Order | None] = SimpleQueue()
@@ -271,6 +274,8 @@ def _worked(
         )  # fmt: skip
         if order is None:
             handed.dropped = True
+            if worker.under is not None:
+                worker.under.__enter__()
             raise _Dropped
         handed.take()
         given.append(order)
@@ -303,6 +308,8 @@ def _worked(
     try:
         return "ended", context.run(run)
     except _Dropped:
+        if worker.under is not None:
+            worker.under.__exit__(None, None, None)
         return "dropped", None
     except BaseException as error:
         return "raised", error

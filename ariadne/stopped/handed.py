@@ -362,9 +362,14 @@ def held_of(locks: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
 def refuse_held(locks: Sequence[tuple[str, Any]], read: Callable[[], frozenset[str]]) -> None:
     """Raise `UnsupportedError` where this thread holds one of these locks, with where they stand, and forward may take it again.
 
-    `read` tells the names that the model's code may read.
+    `read` tells the names that the model's code may read; what runs at each call is asked for by none.
     """
-    what = next((where for where, _ in held_of(locks) if " " in where or where.rpartition(".")[2] in read()), None)
+
+    def leads(where: str) -> bool:
+        name = where.rpartition(".")[2]
+        return " " in where or name == "forward" or name.endswith("_hooks") or name in read()
+
+    what = next((where for where, _ in held_of(locks) if leads(where)), None)
     if what is not None:
         raise UnsupportedError(
             f"this thread holds the RLock {what!r}, which forward may take again: as a whole the model could, but a Python split "

@@ -69,6 +69,7 @@ class Held:
         self.opaque: list[tuple[str, Any, Any]] = []  # where, a thing that can only be told again, what it was
         self.crossed: list[tuple[str, torch.Tensor, int]] = []
         self.seen: set[int] = set()
+        self.runs: set[Any] = set()  # the code of the functions among these things, and the classes of others
         self.locals: list[threading.local] = []
         self.by_thread: set[int] = set()  # ids of dicts that hold what this thread has of those
         self.shared: set[int] = set()  # ids of what other threads may change at any time
@@ -97,6 +98,7 @@ class Held:
             was = value.copy()
             self.things.append((where, value, was))
             return [*was, *was.values()] if type(was) is dict else was
+        self.runs.add(value.__code__ if type(value) is types.FunctionType else type(value))
         if is_a(value, torch.Tensor):
             return self._of_tensor(where, value)
         if is_ours(type(value)) or is_a(value, _THREADS) or _is_for_all(value):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, compress, count
 from operator import attrgetter, is_not, ne
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
@@ -22,6 +25,8 @@ REGISTRIES = frozenset(n for n, value in nn.Module().__dict__.items() if isinsta
 _own_of, _tensors_of, _training_of = attrgetter("__dict__"), attrgetter("tensors"), attrgetter("training")
 _registries_of, _marks_of = attrgetter("registries"), attrgetter("marks")
 _HOLDS_NOTHING = PLAIN | {ModuleType}
+_LIBRARIES = frozenset({"torch", "numpy", *sys.stdlib_module_names})
+_ACTING_LESS = PLAIN | {torch.Tensor, nn.Parameter, list, dict, set, frozenset}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,7 @@ class Tables:
     tensors: list[tuple[str, torch.Tensor]]
     marks: list[dict[str, Any]]  # what Python has set on each
     parts: dict[str, Any]  # a copy of its modules
+    runs: tuple[Any, ...]  # what tells the code that may run for it from other code
 
     @classmethod
     def of(cls, path: str, module: nn.Module) -> Tables:
@@ -57,9 +63,11 @@ class Tables:
             if isinstance(t, torch.Tensor)
         ]
         names = [f"{path}.{name}" for name in names]
-        return cls(
-            own, copies, registries, names, holders, tensors, [vars(t) for _, t in tensors], dict(own["_modules"])
-        )
+        acting = ((name, v) for name, v in own.items() if name not in REGISTRIES and name not in SKIPPED)
+        codes = ((name, code_of(v)) for name, v in acting if type(v) not in _ACTING_LESS)
+        runs = ref(type(module)), *(one for one in codes if one[1])
+        marks = [vars(t) for _, t in tensors]
+        return cls(own, copies, registries, names, holders, tensors, marks, dict(own["_modules"]), runs)
 
     def registered(self) -> Iterator[tuple[dict[str, Any], str]]:
         """What came to stand in a registry or is gone from there, and modules in the place of others: in which table, the name."""
@@ -109,6 +117,7 @@ class Laid:
             [],
             [],
         )  # each of these begins with the tables that it is of
+        self._runs: tuple[Any, tuple[Any, ...]] = None, ()
         # A module, where those in it stand among all, and what was made of it.
         self._at: tuple[nn.Module | None, list[nn.Module], list[int]] = None, [], []
         self._made: tuple[list[Tables], Any] = [], None
@@ -144,6 +153,12 @@ class Laid:
     def known(self) -> frozenset[int]:
         """The ids of the modules that were laid out last."""
         return self._last.known if self._last is not None else frozenset()
+
+    def runs(self, found: list[Tables]) -> tuple[Any, ...]:
+        """What tells the code that may run for the modules of these tables from other code."""
+        if self._runs[0] is not found:
+            self._runs = found, tuple([tables.runs for tables in found])
+        return self._runs[1]
 
     def state(self, model: nn.Module) -> list[tuple[str, torch.Tensor]]:
         """The tensors of a model by name, those in plain attributes too, each once."""
@@ -242,6 +257,34 @@ def _holds_nothing(value: Any) -> bool:
     if kind is BuiltinFunctionType:
         return bound_to(value) is MISSING
     return kind in _HOLDS_NOTHING or (kind is tuple and all(map(_holds_nothing, value)))
+
+
+def code_of(value: Any) -> Any:
+    """What tells the code that runs for a value from that of another: a function's own, or the class. It keeps no value alive.
+
+    Nothing does for a library's, which changes nothing of a model.
+    """
+    kind = type(value)
+    if kind is FunctionType:
+        return value.__code__
+    if kind is MethodType:
+        return code_of(value.__func__), code_of(value.__self__)
+    if kind is partial:
+        return code_of(value.func)
+    if kind is tuple:
+        return tuple(map(code_of, value)) if not set(map(type, value)) <= PLAIN else ()
+    return ref(kind) if _is_users(kind) else ()
+
+
+def codes_in(found: Iterable[Any]) -> frozenset[Any]:
+    """The same of all these codes and classes."""
+    return frozenset(
+        ref(one) if isinstance(one, type) else one for one in found if type(one) is CodeType or _is_users(one)
+    )
+
+
+def _is_users(kind: Any) -> bool:
+    return hasattr(kind, "__exit__") or str(kind.__module__).partition(".")[0] not in _LIBRARIES
 
 
 def _dicts(own: dict[str, Any]) -> tuple[dict[str, Any], ...]:

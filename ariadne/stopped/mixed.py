@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from torch import nn
 
 from ariadne import tree
 from ariadne.boundary import BoundaryPayload
-from ariadne.capture import Example
+from ariadne.capture import NUMPY, PYTHON, Example, noted
 from ariadne.cut import parse_boundary
 from ariadne.errors import BoundaryError, FrontierError, HalfError, InputError, SpecError, UnsupportedError, named
 from ariadne.forks import rlock
@@ -36,6 +37,7 @@ from ariadne.stopped.standing import unmoved_since
 from ariadne.stopped.unseen import Unseen, enter, leave
 
 Make = Callable[[nn.Module, str], SplitRuntime]
+OF_PYTHON = {"random": PYTHON, "numpy": NUMPY}
 
 
 class _Reached(BaseException):
@@ -332,6 +334,7 @@ class MixedSplit(NotCalled):
                 module=self.python.module,
                 number=self.candidate.call,
                 grad=grad,
+                python=noting.python,
                 noting=noting,
             )
             forward.end()
@@ -348,7 +351,12 @@ class MixedSplit(NotCalled):
             return replace(before, used=dict.fromkeys(read, ""))  # of no origin: the prefix may run anywhere
 
         with self._lock:
-            before: Before = isolated(self.model, self._example, grad, run, self.python.draws, batch)
+            draws = self.python.draws
+            before: Before = isolated(self.model, self._example, grad, run, draws, batch)
+            if before.generators and threading.active_count() > 1:  # which may be the others' doing
+                drew = isolated(self.model, self._example, grad, self._drawn, draws, batch)
+                mine = {name: state for name, state in before.generators.items() if OF_PYTHON[name] in drew}
+                before = replace(before, generators=mine)
         moved = [*(place[2] for place, _, _ in before.attributes), *before.generators]
         if before.refusal or moved:
             raise UnsupportedError(
@@ -358,6 +366,13 @@ class MixedSplit(NotCalled):
             )
         self._tables[key] = before
         return before
+
+    def _drawn(self, *args: Any, **kwargs: Any) -> set[str]:
+        """The random generators of Python and numpy that forward draws from before the cut, whoever else draws meanwhile."""
+        drew = set[str]()
+        with noted(drew):
+            up_to(self.model, self.candidate.after, self.candidate.call, (), {})(*args, **kwargs)
+        return drew
 
     def _rest(self, tensors: Sequence[torch.Tensor], batch: int, grad: bool) -> Any:
         before = self._before(batch, grad)

@@ -20,7 +20,7 @@ from ariadne import tree
 from ariadne.compare import same_bits
 from ariadne.errors import BoundaryError, PayloadError
 from ariadne.guards import simple
-from ariadne.stopped.absent import ANSWERED, Absent
+from ariadne.stopped.absent import ADDRESSES, ANSWERED, Absent
 from ariadne.stopped.laid import Laid
 from ariadne.stopped.plain import Told, told_of
 from ariadne.stopped.python import MISSING, Place, PythonState, generators, plainly
@@ -199,7 +199,7 @@ class Noting(Unseen):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in ANSWERED:
+        if func in ANSWERED or (func in ADDRESSES and not self._knows(args[0])):
             return func(*args, **kwargs)
         at = len(self.calls)
         self.calls.append(("lost", f"what {_name(func)} raises"))
@@ -246,6 +246,8 @@ class Noting(Unseen):
             self.made_at["call", at, number] = place, self.counts[place]
             self.counts[place] += 1
             return self.kinds.setdefault(kind, len(self.kinds))
+        if func in ADDRESSES:
+            return "lost", "where in memory a tensor's data lie"
         kind_of = type(found)
         if kind_of in _PLAIN:
             return "plain", found

@@ -246,6 +246,18 @@ def drawn(drew: Names) -> dict[str, Any]:
     return found
 
 
+def move_on(drew: Names) -> None:
+    """Draw one number from each of these random generators."""
+    if TORCH in drew:
+        devices = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if torch.cuda.is_initialized() else []
+        for device in ("cpu", *devices):
+            torch.rand(1, device=device)
+    if PYTHON in drew:
+        random.random()
+    if NUMPY in drew and "numpy" in sys.modules:
+        sys.modules["numpy"].random.random_sample()
+
+
 def own(t: torch.Tensor) -> torch.Tensor:
     """A copy of a tensor's values, outside of any graph."""
     with torch.no_grad():

@@ -20,10 +20,10 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.guards import VERSION, Code, Reached, codes_of, outside_with_code, variables
+from ariadne.guards import VERSION, Code, Reached, codes_of, global_hooks, outside_with_code, variables
 from ariadne.stopped.absent import filled
 from ariadne.stopped.held import Held, copied, names_stand, put, same, same_items
-from ariadne.stopped.laid import PLAIN, SKIPPED, Laid, Tables
+from ariadne.stopped.laid import PLAIN, SKIPPED, Laid, Tables, code_of, codes_in
 
 _names_of, _holders_of, _tensors_of = attrgetter("names"), attrgetter("holders"), attrgetter("tensors")
 MISSING = object()
@@ -57,7 +57,8 @@ def set_generators(states: dict[str, Any]) -> None:
 
 
 _loaded: WeakKeyDictionary[nn.Module, frozenset[str]] = WeakKeyDictionary()
-_outside: WeakKeyDictionary[nn.Module, tuple[Reached, Code]] = WeakKeyDictionary()
+_outside: WeakKeyDictionary[nn.Module, list[tuple[Any, Reached, Code]]] = WeakKeyDictionary()
+_MOST_KNOWN = 4
 
 
 class PythonState:
@@ -87,10 +88,12 @@ class PythonState:
             self.bare = [own for own in self.bare if not own]
         for where, value in chain.from_iterable(map(_holders_of, self._tables)):
             self.held.note(where, value)
+        hooks = [] if self.hookless else [h for one in self._hung() if isinstance(one, dict) for h in one.values()]
+        runs = self._laid.runs(self._tables), [*map(code_of, (*hooks, *global_hooks()))], codes_in(self.held.runs)
         self.variables: list[
             tuple[str, Any, dict[str, Any]]
         ] = []  # where, a table of them, what stood under which name
-        reached = reached_by(model)
+        reached, self._code = _searched(model, runs)
         for root in reached.roots:
             if root.names:
                 was = dict.fromkeys(sorted(root.names), MISSING) | variables(root.thing, root.names)
@@ -102,6 +105,12 @@ class PythonState:
                 self.held.note(root.name, root.now())
         if "environ" in loaded_by(model):
             self.held.note("os.environ", os.environ)
+        # What tells the code that may run from other code.
+        self.runs = *runs[:2], codes_in(self.held.runs), self._code
+
+    def _hung(self) -> list[Any]:
+        """Torch's registries of the model."""
+        return self._laid.hung(self._tables)[0]
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors of the model by name, those in plain attributes too, each once."""
@@ -186,7 +195,12 @@ class PythonState:
         for _, name, _, after in attributes:
             made.append(Held())
             made[-1].note(name, after)
-        return Undoing(attributes, held + hooks, made, self, {*_registered_in(written)})
+        return Undoing(attributes, held + hooks, made, self, {*_registered_in(written)}, {*self._redone()})
+
+    def _redone(self) -> Iterator[tuple[str, str, Any]]:
+        """The code that is other code now: in words, its name, and what tells it. What was imported meanwhile is left out."""
+        moved = self._code.moved()
+        return ((words, name, now) for words, name, was, now in moved if was is not None or not _is_module(now))
 
     def moved_beside(self, done: Undoing, again: list[tuple[dict[str, Any], str, Any]]) -> Iterator[tuple[str, str]]:
         """What stands otherwise now than at this moment, beside what was `done` until then: in words, and by name.
@@ -213,6 +227,7 @@ class PythonState:
         yield from ((where, "") for where, thing, _ in self.held.moved() if id(thing) not in filled)
         if any(own and id(own) not in filled for own in self.bare):
             yield self._set_on(), ""
+        yield from (one[:2] for one in self._redone() if one not in done.redone)
 
 
 @dataclass
@@ -224,6 +239,9 @@ class Undoing:
     made: list[Held]  # what each of these attributes and variables holds
     since: PythonState  # the moment since which they were made
     registered: set[tuple[int, str]] = field(default_factory=set)  # tables of modules, and what came there or is gone
+    redone: set[tuple[str, str, Any]] = field(
+        default_factory=set
+    )  # code that is other code now, as the moment tells it
 
     def meanwhile(self, model: nn.Module) -> str | None:
         """What else Python keeps was changed after this was made, if the model's code may read such a name; in words."""
@@ -352,11 +370,25 @@ def _names_loaded(code: types.CodeType) -> frozenset[str]:
 
 def reached_by(model: nn.Module) -> Reached:
     """What the functions of a model reach outside of it, looked for again where other code has come to stand for some of it."""
-    found = _outside.get(model)
-    if found is None or not found[1].stands():
-        found = _outside[model] = outside_with_code(dict(model.named_modules()))
+    return _searched(model)[0]
+
+
+def _searched(model: nn.Module, runs: Any = None) -> tuple[Reached, Code]:
+    """The same, with the code that it was found by; `runs` tells the code that may run for what the model holds."""
+    known = _outside.setdefault(model, [])
+    found = next((one for one in known if runs is None or one[0] == runs), None)
+    if found is None or not found[2].stands():
+        others = [one for one in known if one is not found]
+        runs = found[0] if found is not None else runs
+        found = runs, *outside_with_code(dict(model.named_modules()), global_hooks())
+        _outside[model] = [found, *others][:_MOST_KNOWN]
         _loaded.pop(model, None)
-    return found[0]
+    return found[1:]
+
+
+def _is_module(mark: Any) -> bool:
+    """Whether what tells code is that of a module of Python's."""
+    return type(mark) is weakref.ref and isinstance(mark(), types.ModuleType)
 
 
 def _put(table: Any, name: str, value: Any) -> None:

@@ -19,7 +19,7 @@ from torch import nn
 from ariadne import tree
 from ariadne.errors import BoundaryError, named
 from ariadne.guards import global_hooks
-from ariadne.stopped.absent import ANSWERED, SET_DATA, Absent, Ghost, Standing, filled, present, settled
+from ariadne.stopped.absent import ADDRESSES, ANSWERED, SET_DATA, Absent, Ghost, Standing, filled, present, settled
 from ariadne.stopped.ambient import Saving, within_function
 from ariadne.stopped.gate import Awaited
 from ariadne.stopped.held import Held
@@ -80,6 +80,13 @@ class Skipping(Unseen):
             return func(*args, **(kwargs or {}))
         if self.standing.passed:
             return self._after(func, args, kwargs or {})
+        if func in ADDRESSES:
+            if not isinstance(args[0], Ghost):
+                return func(*args, **(kwargs or {}))
+            raise self.standing.fail(
+                "before the cut forward asks where in memory a tensor's data lie, which has none where that part is skipped. Run "
+                "the suffix in the process of the prefix, once; or cut elsewhere"
+            )
         at, self.at = self.at, self.at + 1
         if at >= len(self.before.calls):
             raise self.standing.fail(_ASTRAY.format(f"it calls torch more than {at} times"))

@@ -47,6 +47,7 @@ from ariadne.stopped.handed import NewlyFound, look_for_all
 from ariadne.stopped.laid import Laid
 from ariadne.stopped.noted import Before, Noting, Wanted
 from ariadne.stopped.proof import as_found, hold, in_its_thread, isolated, measured_on, prove_step, see_draws
+from ariadne.stopped.python import PythonState
 from ariadne.stopped.skipped import run_rest
 from ariadne.stopped.standing import Stood, unmoved_since
 from ariadne.stopped.unseen import unseen
@@ -55,6 +56,7 @@ from ariadne.units import size
 _OF_A_PLAN = frozenset(
     "plan trace_plan prefix_source suffix_source cache_key visualize save prefix_state_dict suffix_state_dict".split()
 )
+_MOST_ENDS = 16
 
 
 class PythonSplit(NotCalled):
@@ -93,6 +95,10 @@ class PythonSplit(NotCalled):
         self._modules = [*model.modules()]
         self._signature = signature_of(model, self.candidate, measured)
         self.wanted, self._laid = Wanted(), Laid()
+        self._ends: dict[bool, list[Any]] = {
+            False: [],
+            True: [],
+        }  # code whose end at the cut was looked at, with gradients or not
         self.needs_gradients = measured.needs_gradients  # so there is no inference
         self.stays = ""  # why a boundary can be run in this process alone, once; empty where it can be sent
 
@@ -180,7 +186,7 @@ class PythonSplit(NotCalled):
         >>> runtime.run_prefix([torch.rand(3, 480, 640), torch.rand(3, 320, 240)])
         StoppedBoundary(after:backbone, backbone['0']: [2, 256, 120, 160], ...)
         """
-        forward = self._started(args, kwargs, False)
+        forward = self._started(args, kwargs, False, known=False)
         return self._boundary(forward, (args, kwargs), forward.halt.output, (), None)
 
     def run_suffix(self, boundary: BoundaryPayload) -> Any:
@@ -255,7 +261,7 @@ class PythonSplit(NotCalled):
 
     def _training_prefix(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> StoppedBoundary:
         foreign = foreign_of((args, kwargs), self.model.parameters())
-        forward = self._started(args, kwargs, True)
+        forward = self._started(args, kwargs, True, known=False)
         graph = forward.halt.output
         (bare,), wanting = carried((self._label(forward),), (graph,))
         made = self._boundary(forward, (args, kwargs), bare, wanting, (graph,))
@@ -427,7 +433,9 @@ class PythonSplit(NotCalled):
         measured = replace(self._measured, known=known)
         made = PythonSplit(model, self.settings, self._example, measured, self.why, self.candidate)
         made.wanted = replace(self.wanted, sites={*self.wanted.sites}, state={*self.wanted.state})
-        made.stays = self.stays
+        made.stays, runs = self.stays, PythonState(self.model, self._laid).runs
+        for grad in [grad for grad, known in self._ends.items() if runs in known]:
+            made._note_end(grad)
         return made
 
     # --- proof ----------------------------------------------------------------------------------------------------
@@ -448,6 +456,14 @@ class PythonSplit(NotCalled):
     def _refuse_changing_end(self, example: Example, grad: bool) -> None:
         others = nearby(self.candidates, self.candidate)
         refuse_changing_end(self.model, example, grad, self._started, self.candidate.after, others, self.draws)
+        self._note_end(grad)
+
+    def _note_end(self, grad: bool) -> None:
+        """Take the code that may run now as code that changes nothing where it is let go."""
+        runs, known = PythonState(self.model, self._laid).runs, self._ends[grad]
+        if runs not in known:
+            known.append(runs)
+            del known[:-_MOST_ENDS]
 
     def _look_for_kept(self, example: Example, grad: bool) -> None:
         """Find out what the suffix uses from before the cut, by running it on all that there is; `stays` says why none leaves."""
@@ -458,7 +474,14 @@ class PythonSplit(NotCalled):
         def run(*args: Any, **kwargs: Any) -> Any:
             noting = Noting(self.model, (args, kwargs), found)
             forward = Forward(
-                self.model, args, kwargs, module=self.module, number=self.candidate.call, grad=grad, noting=noting
+                self.model,
+                args,
+                kwargs,
+                module=self.module,
+                number=self.candidate.call,
+                grad=grad,
+                python=noting.python,
+                noting=noting,
             )
             halt = forward.halt
             forward.end()
@@ -489,7 +512,9 @@ class PythonSplit(NotCalled):
             self.stays = f"{type(error).__name__}: {error}"
 
     def _joined(self, *args: Any, **kwargs: Any) -> Any:
-        return self.run_suffix(self.run_prefix(*args, **kwargs))
+        output = self.run_suffix(self.run_prefix(*args, **kwargs))
+        self._note_end(False)  # with what forward has made for itself
+        return output
 
     def prove_training(self, example: Example) -> None:
         """Hold a training step against the whole model's on an example; raises `VerificationError`."""
@@ -509,10 +534,26 @@ class PythonSplit(NotCalled):
 
     # --- the parts of a call --------------------------------------------------------------------------------------
 
-    def _started(self, args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool) -> Forward:
+    def _started(self, args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool, known: bool = True) -> Forward:
         noting = None if self.stays else Noting(self.model, (args, kwargs), self.wanted, self._laid)
-        module, number, stood = self.module, self.candidate.call, Stood(self.model, noting, self._laid)
-        return Forward(self.model, args, kwargs, module=module, number=number, grad=grad, noting=noting, stood=stood)
+        python = PythonState(self.model, self._laid) if noting is None else noting.python
+        if not (known or python.runs in self._ends[grad]):  # other code has come, which may change something as it ends
+            self.note_draws(example := Example.of(args, kwargs), grad)
+            with self._lock:
+                self._refuse_changing_end(example, grad)
+            return self._started(args, kwargs, grad)
+        stood = Stood(self.model, noting, self._laid)
+        return Forward(
+            self.model,
+            args,
+            kwargs,
+            module=self.module,
+            number=self.candidate.call,
+            grad=grad,
+            python=python,
+            noting=noting,
+            stood=stood,
+        )
 
     def _label(self, forward: Forward) -> str:
         return "output" if forward.halt.ended else self.candidate.after.replace(".", "_")

@@ -39,7 +39,8 @@ def _lent(x: Tensor) -> Tensor:
 
 
 def _by_pointer(x: Tensor) -> float:
-    return float(ctypes.c_float.from_address(_plain(x).data_ptr()).value)
+    h = _plain(x)  # which may be a copy, and is to be there as it is read
+    return float(ctypes.c_float.from_address(h.data_ptr()).value)
 
 
 def _by_a_thread(x: Tensor) -> float:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from ariadne import PythonSplit, SplitSpec
 from ariadne.compare import difference
 from ariadne.errors import AriadneError, FrontierError
 from ariadne.prepare import _settings, example_of
-from ariadne.stopped import prepared
+from ariadne.stopped import ending, prepared
 
 X = torch.ones(3, 4)
 ENDED: SimpleQueue[str] = SimpleQueue()  # no state that a split looks at
@@ -111,8 +112,34 @@ class _Modes(_Open):
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        with torch.autocast("cpu", torch.bfloat16), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
             yield
+
+
+class _Forks(_Open):
+    """Blocks that put a random generator back, in which nothing is drawn before the cut."""
+
+    def __init__(self, which: str) -> None:
+        super().__init__()
+        self.which = which
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        if self.which == "torch":
+            with torch.random.fork_rng(devices=[]):
+                yield
+        elif self.which == "random":
+            state = random.getstate()
+            try:
+                yield
+            finally:
+                random.setstate(state)
+        else:
+            numbers: Any = np.random.get_state()
+            try:
+                yield
+            finally:
+                np.random.set_state(numbers)
 
 
 def split(model: nn.Module, **options: Any) -> PythonSplit:
@@ -192,6 +219,107 @@ def test_a_cut_within_modes_of_torch_is_taken() -> None:
         whole = model(X)
     random.seed(1)
     assert difference(whole, runtime.run_suffix(runtime.run_prefix(X))) is None
+
+
+class _Timer:
+    """Counts how often it ended."""
+
+    def __init__(self) -> None:
+        self.ended = 0
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *raised: object) -> None:
+        self.ended += 1
+
+
+GIVEN: Any = contextlib.nullcontext()
+
+
+class _Given(_Open):
+    """The block is given by an attribute, an object in a list, a variable, and a method."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where, self.timer, self.timers = where, contextlib.nullcontext(), [contextlib.nullcontext()]
+
+    def another(self) -> Any:
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        given = {"attribute": self.timer, "list": self.timers[0], "variable": GIVEN, "method": None}[self.where]
+        with self.another() if given is None else given:
+            yield
+
+
+@pytest.mark.parametrize("where", ["attribute", "list", "variable", "method"])
+def test_a_block_that_changes_the_model_as_it_ends_is_refused_where_it_comes_later(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, timer = _Given(where).eval(), _Timer()
+    runtime = split(model)
+    boundary, looked = runtime.run_prefix(X), []
+    monkeypatch.setattr(runtime, "_refuse_changing_end", lambda *given: looked.append(given))
+    del boundary
+    runtime.run_suffix(runtime.run_prefix(X))
+    assert not looked  # nothing new is there to look at
+    monkeypatch.undo()
+    if where == "attribute":
+        model.timer = timer  # type: ignore[assignment]
+    elif where == "list":
+        model.timers[0] = timer  # type: ignore[call-overload]
+    elif where == "variable":
+        monkeypatch.setitem(globals(), "GIVEN", timer)
+    else:
+        model.log = timer  # type: ignore[assignment]
+        monkeypatch.setattr(_Given, "another", lambda self: self.log)
+    for _ in range(2):
+        with pytest.raises(FrontierError, match=r"changes .* as it ends"):
+            runtime.run_prefix(X)
+    assert timer.ended == 0
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside-a-thread"])
+@pytest.mark.parametrize(
+    ("which", "told"), [("torch", "torch's random generator"), ("random", "random"), ("numpy", "numpy.random")]
+)
+def test_a_cut_in_a_block_that_puts_a_generator_back_is_refused_though_nothing_is_drawn_there(
+    which: str, told: str, beside: bool
+) -> None:
+    model, over = _Forks(which).eval(), threading.Event()
+    other = threading.Thread(target=over.wait)
+    if beside:
+        other.start()
+    stood = torch.get_rng_state()
+    try:
+        with pytest.raises(FrontierError, match=f"changes {told} as it ends"):
+            split(model)
+    finally:
+        over.set()
+        if beside:
+            other.join()
+    assert torch.equal(torch.get_rng_state(), stood)
+
+
+def test_what_another_thread_draws_while_forward_ends_is_not_taken_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    over, values = threading.Event(), ending._values
+    other = threading.Thread(target=over.wait)
+
+    def drawn(*given: Any) -> Any:
+        found = values(*given)
+        random.random()
+        return found
+
+    monkeypatch.setattr(ending, "_values", drawn)
+    other.start()
+    try:
+        split(_Modes().eval())
+        with pytest.raises(FrontierError, match="changes random as it ends"):
+            split(_Counts("random").eval())
+    finally:
+        over.set()
+        other.join()
 
 
 def test_a_forward_that_was_let_go_is_told_once_and_goes_on_no_more() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ariadne import BoundaryPayload, MixedSplit, SplitRuntime, SplitSpec, prepar
 from ariadne.compare import difference
 from ariadne.errors import HalfError, InputError, SpecError, UnsupportedError, VerificationError
 from ariadne.stopped import noted
+from ariadne.stopped.gate import Awaited
 from ariadne.stopped.mixed import up_to
 
 X = torch.linspace(-1, 1, 12).view(3, 4)
@@ -60,6 +62,52 @@ def test_it_gives_what_the_model_gives_at_other_batches_from_bytes_and_from_a_fi
         for one in (boundary, boundary, BoundaryPayload.from_bytes(half.run_prefix(x).to_bytes())):
             assert torch.equal(theirs, runtime.run_suffix(one))
         assert net.calls == calls + 3  # counted after the cut
+
+
+def test_a_prefix_runs_while_another_thread_waits_for_the_cut_in_the_suffix() -> None:
+    net = Net().eval()
+    runtime = mixed(net)
+    awaited = Awaited(runtime.python.module, 1, lambda output: output)  # which stands on the module meanwhile
+    try:
+        boundary = BoundaryPayload.from_bytes(runtime.run_prefix(X).to_bytes())
+    finally:
+        awaited.close()
+    with torch.no_grad():
+        assert torch.equal(runtime.run_suffix(boundary), net(X))
+
+
+class Draws(Net):
+    """Draws before the cut, where `early`, and after it."""
+
+    early = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.early:
+            x = x * random.random()
+        return super().forward(x) + 0 * random.random()
+
+
+def test_what_another_thread_draws_meanwhile_is_not_taken_for_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, over, finish = Draws().eval(), threading.Event(), noted.Noting.finish
+    runtime = mixed(net)
+
+    def draws(self: noted.Noting, output: Any) -> Any:
+        random.random()  # as another thread may, until forward reaches the cut
+        return finish(self, output)
+
+    monkeypatch.setattr(noted.Noting, "finish", draws)
+    other = threading.Thread(target=over.wait)
+    other.start()
+    try:
+        x = torch.cat([X, X])
+        with torch.no_grad():
+            assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), net(x))
+        net.early = True
+        with pytest.raises(UnsupportedError, match="it changes 'random' before it"):
+            runtime._before(4, False)
+    finally:
+        over.set()
+        other.join()
 
 
 @pytest.mark.parametrize("sent", [False, True])

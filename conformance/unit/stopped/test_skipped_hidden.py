@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import copy
+import ctypes
 import random
 from typing import Any
 
@@ -11,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ariadne import BoundaryPayload, prepare_split
+from ariadne import BoundaryPayload, PythonSplit, prepare_split
 from ariadne.errors import BoundaryError
+from ariadne.stopped.skipped import run_rest
 
 X = torch.linspace(-1, 0.5, 12).view(3, 4)  # its sum is below zero
 
@@ -74,6 +77,19 @@ class Numbers(Array):
         return float(self.kept.rand()) if x.sum() > 0 else 0.0
 
 
+class Pointer(Net):
+    def before(self, x: Tensor) -> Any:
+        return ctypes.c_float.from_address(x.data_ptr()).value
+
+
+class PointerOfAWeight(Net):
+    """Gives one where it gets the address that the weight has in this model."""
+
+    def before(self, x: Tensor) -> Any:
+        weight: Any = self.encoder.weight
+        return float(weight.data_ptr() == torch._C._data_address(weight))  # type: ignore[attr-defined]
+
+
 def whole(model: nn.Module, x: Tensor) -> Tensor:
     random.seed(1)
     with torch.no_grad():
@@ -91,7 +107,7 @@ def test_a_payload_is_run_twice_where_forward_writes_into_what_crossed(fallback:
         assert torch.equal(runtime.run_suffix(payload), whole(model, X))
 
 
-@pytest.mark.parametrize("net", [FromNumpy, Counter, Array, Numbers])
+@pytest.mark.parametrize("net", [FromNumpy, Counter, Array, Numbers, Pointer])
 def test_what_changes_where_no_call_of_torch_tells_it_is_not_sent(net: type[Net]) -> None:
     torch.manual_seed(0)
     model = net().eval()
@@ -101,6 +117,36 @@ def test_what_changes_where_no_call_of_torch_tells_it_is_not_sent(net: type[Net]
         boundary.to_bytes()
     random.seed(1)
     runtime.run_suffix(boundary)
+
+
+def test_an_address_is_asked_of_the_data_that_are_here() -> None:
+    torch.manual_seed(0)
+    model = PointerOfAWeight().eval()
+    twin = copy.deepcopy(model)
+    ours, theirs = (prepare_split(m, (X,), split="after:middle", fallback="python") for m in (model, twin))
+    payload = BoundaryPayload.from_bytes(ours.run_prefix(X).to_bytes())
+    random.seed(1)
+    assert torch.equal(theirs.run_suffix(payload), whole(model, X))
+
+
+class Signed(Net):
+    def before(self, x: Tensor) -> Any:
+        return x.is_signed()
+
+
+class Address(Net):
+    def before(self, x: Tensor) -> Any:
+        return float(x.data_ptr() > 0)
+
+
+def test_a_payload_that_tells_an_address_is_refused() -> None:
+    model = Signed().eval()
+    runtime = prepare_split(model, (X,), split="after:middle", fallback="python")
+    assert isinstance(runtime, PythonSplit)
+    boundary, model.__class__ = runtime.run_prefix(X), Address  # where the first call is another one
+    crossed = [torch.zeros(3, 6), *boundary.kept]
+    with pytest.raises(BoundaryError, match="asks where in memory a tensor's data lie"), torch.no_grad():
+        run_rest(model, model.middle, 1, boundary.before, crossed, known=frozenset())
 
 
 class Untrained(nn.Module):

@@ -322,6 +322,27 @@ def test_a_lock_that_the_caller_holds_and_forward_takes_again_is_refused(early: 
     split.run_suffix(boundary)
 
 
+@pytest.mark.parametrize("place", ["forward", "hook"])
+def test_a_lock_of_what_is_called_without_being_named_is_refused_where_it_comes_later(place: str) -> None:
+    model, split, x = _split(lambda: 1.0, False)
+    first, lock = next(m for m in model.modules() if isinstance(m, nn.Linear)), threading.RLock()
+    run = first.forward
+
+    def locked(*given: Any) -> Any:
+        if not lock.acquire(timeout=1):
+            raise AssertionError("it waits for its caller")
+        lock.release()
+        return run(*given) if place == "forward" else None
+
+    if place == "forward":
+        first.forward = locked  # type: ignore[method-assign]
+    else:
+        first.register_forward_pre_hook(locked)
+    with lock, pytest.raises(UnsupportedError, match=f"this thread holds the RLock .*{place}"):
+        split.run_prefix(x)
+    split.run_suffix(split.run_prefix(x))
+
+
 def test_a_lock_of_the_model_that_its_code_does_not_name_may_be_held() -> None:
     model, split, x = _split(lambda: 1.0, False)
     model.serving = threading.RLock()
