@@ -5,7 +5,7 @@ A plan makes such a thing anew in each call, and gives the same as long as these
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from ariadne.capture.made import Structure, maker, structure_of
 from ariadne.capture.state import Snapshot
 from ariadne.capture.values import Values
 from ariadne.guards import (
+    Change,
     Effects,
     Elsewhere,
     Left,
@@ -82,13 +83,17 @@ def filled(found: Recording, values: Values, snapshot: Snapshot) -> Slots:
         before, after = told_entries(change.before), told_entries(change.after)
         keys = () if change.kind == "set" else tuple(change.put())
         put = {key: value for key, value in after.items() if before.get(key, Site) != value}
-        site = Site(place.path, place.steps, change.kind, None if place.table == "held" else Elsewhere(change.thing))
+        site = _site(place, change)
         if put and place.table != "input":
             sites[site] = Telling(place, keys, put, before)
     for (place, key), memory, new in _remembered(memories):
         if put := {told_of(asked): told_of(result) for asked, result in new}:
             sites[Site("", (), "memory", Elsewhere(memory))] = Telling(place, (key,), put, {})
     return Slots({at: _held(value, values, spot) for at, value, spot in slots}, sites)
+
+
+def _site(place: Place, change: Change) -> Site:
+    return Site(place.path, place.steps, change.kind, None if place.table == "held" else Elsewhere(change.thing))
 
 
 def _left(found: Recording) -> Iterator[tuple[tuple[Place, Any], Any, Spot]]:
@@ -153,6 +158,51 @@ def left_by(slots: Slots, plan: TracePlan, reads: frozenset[tuple[str, str]], ef
         where = place.words(keys[0]) if len(keys) == 1 else place.words()
         found[site] = Left(where, value, before, plan.traced_batch)
     return found
+
+
+def counted(left: Mapping[Site, Left], changes: Mapping[Place, Change], same: Callable[[], bool]) -> dict[Site, Left]:
+    """The same, told of which dicts and sets a result follows by what else is in them: whether there is any, or how much.
+
+    Keys that differ in numbers are taken for those of a cache, which holds something for each. So one of another number is put
+    there, as another first call would, with something else behind it, and forward has to give the `same`.
+    """
+    found = dict(left)
+    for place, change in changes.items():
+        site = _site(place, change)
+        if site not in left or type(change.thing) not in (dict, set):
+            continue
+        mine = change.after.keys() - change.before.keys() if change.kind == "dict" else change.after - change.before
+        others = {another: key for key in mine if (another := _of_another_number(key)) not in change.after}
+        if not others:
+            continue
+        now, thing = change.thing.copy(), change.thing
+        try:
+            thing.clear()
+            thing.update(change.before)
+            thing.update(
+                {k: _altered(change.after[key]) for k, key in others.items()} if type(thing) is dict else others
+            )
+            if not same():
+                found[site] = left[site]._replace(counted=True)
+        finally:
+            thing.clear()
+            thing.update(now)
+    return found
+
+
+def _of_another_number(key: Any) -> Any:
+    if type(key) in (int, float):
+        return key + 1
+    return tuple(map(_of_another_number, key)) if type(key) is tuple else key
+
+
+def _altered(value: Any) -> Any:
+    def altered(leaf: Any) -> Any:
+        if is_a(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex()):
+            return leaf.detach() + 1
+        return leaf + 1 if type(leaf) in (int, float) else leaf
+
+    return tree.map_leaves(altered, value)
 
 
 def _following(slots: Slots, plan: TracePlan) -> set[tuple[Place, Any]]:

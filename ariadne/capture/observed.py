@@ -26,7 +26,7 @@ from ariadne.capture.carried import carried
 from ariadne.capture.context import in_its_own_context
 from ariadne.capture.drawn import drawn_from, put_back
 from ariadne.capture.example import Evidence, Example, called
-from ariadne.capture.filled import left_by, made_of, made_of_inputs, reads_of
+from ariadne.capture.filled import counted, left_by, made_of, made_of_inputs, reads_of
 from ariadne.capture.flags import set_in
 from ariadne.capture.generalize import SIZE
 from ariadne.capture.grown import refuse_asked
@@ -265,6 +265,8 @@ def observe(
         found.made_of = made_of(slots, unpruned, effects)
         found.decided = reads_of(unpruned, found, effects)
         found.left = left_by(slots, unpruned, found.decided, effects)
+        if first and found.left:
+            found.left = counted(found.left, changes, lambda: difference(output, once_more()) is None)
         filled = made_of_inputs(slots, unpruned, effects, bool(found.drew)) if first else {}
         goes_on = carried(model, example, batch, grad, found.drew, snapshot, filled, changes)
         plan = check(prune(unpruned))

@@ -85,12 +85,16 @@ def told_entries(found: Any) -> dict[Any, Any]:
 
 
 class Left(NamedTuple):
-    """What this plan's first call left at a batch, or at any: `EVERY`; `before`: what stood there; `where`, in words."""
+    """What this plan's first call left at a batch, or at any: `EVERY`; `before`: what stood there; `where`, in words.
+
+    `counted`: of a container, whether a result follows what else is in it, so that it is no cache.
+    """
 
     where: str
     value: Any
     before: Any
     batch: int
+    counted: bool = False
 
     def agrees(self, first: Left, kind: str) -> bool:
         """Whether another first call left the same. Numbers may follow the batch, so of two batches they are not compared.
@@ -101,6 +105,8 @@ class Left(NamedTuple):
             return True
         exactly = first.batch == self.batch or EVERY in (first.batch, self.batch)
         if type(self.value) is dict and type(first.value) is dict:
+            if (self.counted or first.counted) and self.value.keys() != first.value.keys():
+                return False
             return entries_agree(first.value, self.value, exactly, of_both=kind == "memory")
         return agree(first.value, self.value, exactly)
 
