@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import ariadne.runtime.plans
 from ariadne import SplitRuntime, SplitSpec, prepare_split
@@ -28,7 +28,7 @@ class Net(nn.Module):
         self.b, self.c, self.extra = nn.Linear(8, 8), nn.Linear(8, 2), nn.Linear(8, 8)
         self.tau, self.late, self.early = 1.0, False, False
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """(batch, 4) -> (batch, 2), or as the head has it."""
         h = self.drop(self.norm(self.a(x)).relu())
         h = self.b(h.tanh() if self.early else h) / self.tau
@@ -43,11 +43,11 @@ def _set(path: str, **values: Any) -> Callable[[Net], None]:
     return change
 
 
-def _doubles(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
+def _doubles(module: Any, args: Any, output: Tensor) -> Tensor:
     return output * 2
 
 
-def _plain(self: Net, x: torch.Tensor) -> torch.Tensor:
+def _plain(self: Net, x: Tensor) -> Tensor:
     return self.c(self.b(self.a(x)))
 
 
@@ -77,7 +77,7 @@ def _pair(boundary: str = "50%", train: bool = True, **options: Any) -> tuple[Ne
     return whole, split, prepare_split(split, (torch.randn(3, 4),), split=spec, **options)
 
 
-def _step(runtime: SplitRuntime, x: torch.Tensor, **options: Any) -> torch.Tensor:
+def _step(runtime: SplitRuntime, x: Tensor, **options: Any) -> Tensor:
     boundary = runtime.run_training_prefix(x)
     loss, gradients = runtime.train_suffix(boundary, loss_fn=lambda output, _: output.square().mean(), **options)
     runtime.backward_prefix(boundary, gradients)
@@ -250,10 +250,10 @@ class Masked(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b, self.scale = nn.Linear(4, 4), nn.Linear(4, 2), 1.0
-        self.mask: torch.Tensor | None = None
-        self.stats: dict[str, torch.Tensor] = {}
+        self.mask: Tensor | None = None
+        self.stats: dict[str, Tensor] = {}
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """(batch, 4) -> (batch, 2)."""
         h = self.a(x)
         if self.mask is None:
@@ -279,7 +279,7 @@ class Gated(nn.Module):
         super().__init__()
         self.a, self.extra, self.b, self.on = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2), on
 
-    def forward(self, x: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         """(batch, 4) -> (batch, 2)."""
         h = self.extra(self.a(x)) if self.on else self.a(x)
         return self.b(h if scale is None else h * scale)
@@ -288,14 +288,18 @@ class Gated(nn.Module):
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_parameter_in_no_optimizer_is_refused_by_whatever_plan(known: bool, beside: bool) -> None:
-    """By one that was captured before the parameters were asked for, and by one for another kind of inputs."""
+    """Also by one for another kind of inputs. One that a plan read before the parameters were asked for is among them."""
     model, x = Gated(known), torch.randn(3, 4)
     runtime = prepare_split(model, (x,), split=SplitSpec("after:a", trainable=True))
     model.on = False
     _step(runtime, x)
-    assert not any(p is model.extra.weight for p in (*runtime.prefix_parameters(), *runtime.suffix_parameters()))
+    assert not any(p is model.extra.weight for p in runtime.prefix_parameters())
+    assert known == any(p is model.extra.weight for p in runtime.suffix_parameters())
     model.on = True
     given = {"scale": torch.ones(3, 1)} if beside else {}
+    if known:
+        runtime.run_training_prefix(x, **given)
+        return
     with pytest.raises(TrainingError, match=r"'extra\.(weight|bias)'.*an optimizer made of them would not step it"):
         runtime.run_training_prefix(x, **given)
     runtime.learn(((x,), given))
@@ -353,6 +357,39 @@ class Draws(nn.Module):
         super().__init__()
         self.net = net
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """What the net gives, times a number."""
         return self.net(x) * random.random()
+
+
+class Heads(nn.Module):
+    """(B, 4) to (B, 2), by the head of the task that is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.heads, self.task = nn.Linear(4, 8), nn.ModuleDict({k: nn.Linear(8, 2) for k in "xy"}), "x"
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.heads[self.task](self.a(x).relu())
+        return found
+
+
+def test_two_optimizers_train_heads_in_turn_that_a_flag_chooses() -> None:
+    torch.manual_seed(0)
+    model, x, target = Heads(), torch.randn(4, 4), torch.randn(4, 2)
+    whole = copy.deepcopy(model)
+    runtime = prepare_split(model, (x,), split=SplitSpec("after:a", trainable=True))
+    for model.task in "yx":
+        runtime.learn((x,))
+    back, front = (torch.optim.SGD(ps, lr=0.1) for ps in (runtime.suffix_parameters(), runtime.prefix_parameters()))
+    one = torch.optim.SGD(whole.parameters(), lr=0.1)
+    for task in "xyxy":
+        model.task = whole.task = task
+        one.zero_grad()
+        F.mse_loss(whole(x), target).backward()
+        one.step()
+        boundary = runtime.run_training_prefix(x)
+        _, gradients = runtime.train_suffix(boundary, target, loss_fn=F.mse_loss, optimizer=back)
+        runtime.backward_prefix(boundary, gradients, optimizer=front)
+        for mine, other in zip(model.parameters(), whole.parameters(), strict=True):
+            assert torch.equal(mine, other)
