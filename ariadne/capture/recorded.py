@@ -51,7 +51,7 @@ HISTORY = ("is_leaf", "grad", "_version", "_base", "_is_view", "is_inference", "
 def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], patches: Patches) -> None:
     recording, mine = recorder.recording, recorder.is_mine
     counts: dict[str, int] = {}
-    outsiders = Outsiders(recorder, paths)
+    outsiders, is_made_here = Outsiders(recorder, paths), _MadeHere(recording)
 
     original_call: Any = nn.Module.__call__
     parts = Parts(recorder, original_call)
@@ -239,7 +239,7 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
 
     def offset(self: torch.Tensor) -> Any:
         note_size(self)
-        if mine() and not called_by_torch() and not _is_made_here(self, recording):
+        if mine() and not called_by_torch() and not is_made_here(self):
             raise UnsupportedError(
                 f"forward asks where in its memory an input, or a tensor of the model, starts (Tensor.storage_offset) in "
                 f"{recorder.where()}: that follows what it was cut from, which no guard sees. Ask before the call, and pass the "
@@ -250,7 +250,7 @@ def _patch(recorder: Recorder, paths: dict[int, str], strays: Collection[str], p
     plain_offset: Any = torch.Tensor.storage_offset
 
     def unmarked(self: torch.Tensor, name: str) -> Any:
-        if mine() and not called_by_torch() and not (_is_registered() and _is_made_here(self, recording)):
+        if mine() and not called_by_torch() and not (_is_registered() and is_made_here(self)):
             recording.marks.add((name, storage_of(self)))
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -441,15 +441,25 @@ def _is_registered() -> bool:
     return bool(sys._getframe(3).f_globals.get("__name__") == "torch.nn.modules.module")
 
 
-def _is_made_here(t: torch.Tensor, recording: Recording) -> bool:
-    """Whether the memory of a tensor was made by an op."""
-    key = storage_of(t)
-    if key is None:
-        return True
-    for event in recording.events:
-        if any(storage_of(made) == key for made in tensors_in(event.out)):
-            return not any(storage_of(given) == key for given in tensors_in(event.args))
-    return False
+class _MadeHere:
+    """Whether the memory of a tensor was made by an op of a recording; each op is looked at once, however often this is asked."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording, self.seen = recording, 0
+        self.made: dict[int | None, bool] = {}
+
+    def __call__(self, t: torch.Tensor) -> bool:
+        key = storage_of(t)
+        if key is None:
+            return True
+        events = self.recording.events
+        for event in events[self.seen :] if key not in self.made else ():
+            given = {storage_of(one) for one in tensors_in(event.args)}
+            for made in tensors_in(event.out):
+                at = storage_of(made)
+                self.made.setdefault(at, at not in given)
+            self.seen += 1
+        return self.made.get(key, False)
 
 
 @contextmanager

@@ -101,6 +101,7 @@ class Snapshot:
         self.memories = Memories(outside.memories)
         self.strays = strays(self.modules)
         self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+        self._by_id: tuple[int, dict[int, dict[Any, Any]]] = 0, {}  # what these held, and how many of them are in it
         self._lists: list[tuple[Any, list[Any]]] = []  # and deques
         self._arrays: list[Raw] = []
         self._slots: list[tuple[Slots, dict[str, Any]]] = []
@@ -443,9 +444,15 @@ class Snapshot:
         lists = zip(before[1], self._lists, strict=False)
         return found | {(id(values), None) for was, (values, _) in lists if _changed(contents_of(values), was)}
 
+    def _held_before(self) -> dict[int, dict[Any, Any]]:
+        """What the dicts held, by id."""
+        if self._by_id[0] != len(self._dicts):
+            self._by_id = len(self._dicts), {id(d): old for d, old in self._dicts}
+        return self._by_id[1]
+
     def changes(self) -> Iterator[tuple[str, str, Any, Any]]:
         """The plain attributes of modules that differ now: (module path, name, before, now)."""
-        before = {id(d): old for d, old in self._dicts}
+        before = self._held_before()
         missing = object()
         for path, module in (*self.modules.items(), *self.strays.items()):
             old = before[id(module.__dict__)]
@@ -466,7 +473,7 @@ class Snapshot:
 
     def replaced_buffers(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """The buffers that forward replaced by assignment: (module path, name, the new tensor)."""
-        before = {id(d): old for d, old in self._dicts}
+        before = self._held_before()
         for path, module in self.modules.items():
             old = before[id(module._buffers)]
             for name, now in module._buffers.items():
@@ -475,7 +482,7 @@ class Snapshot:
 
     def registered(self) -> Iterator[tuple[str, str, str]]:
         """The parameters, and the submodules with parameters or buffers, that others stand for now: (module path, name, what)."""
-        before = {id(d): old for d, old in self._dicts}
+        before = self._held_before()
         for path, module in self.modules.items():
             for table, what in ((module._parameters, "parameter"), (module._modules, "submodule")):
                 old = before.get(id(table), table)
@@ -490,7 +497,7 @@ class Snapshot:
 
     def new_buffers(self) -> Iterator[tuple[str, str]]:
         """The buffers that are registered now and were not: (module path, name)."""
-        before = {id(d): old for d, old in self._dicts}
+        before = self._held_before()
         for path, module in self.modules.items():
             old = before[id(module._buffers)]
             yield from (

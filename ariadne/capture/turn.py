@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from ariadne.errors import UnsupportedError
 from ariadne.forks import renewed, rlock, undone
 
 _FOR_FORWARD = threading.local()  # `turn`: the one in which a forward ran that handed its work to this thread
+_NEVER = 1 << 30  # collections of the younger objects before Python looks through the old ones, too
 
 
 class Turn:
@@ -37,7 +39,8 @@ class Turn:
         self._depth += 1
         if self._depth == 1:
             self._number += 1
-            self._end = _hand_on()
+            ends = _hand_on(), _leave_the_old()
+            self._end = lambda: [end() for end in ends]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -81,6 +84,25 @@ _TURN = Turn()
 def capturing() -> Turn:
     """A block in which plans are captured, and held against the model, or torch's own classes are changed; see `Turn`."""
     return _TURN
+
+
+def _leave_the_old() -> Callable[[], object]:
+    """Have Python's garbage collector look at younger objects alone, until what this gives is called.
+
+    Capturing makes some hundred objects for each op, which stay until it ends. Whenever they come to a quarter of what there was
+    before, the collector would look through all of the process, most of which was imported: 0.7 s of 4.1 for 1,000 ops.
+    """
+    before = gc.get_threshold()
+    meanwhile = (*before[:2], _NEVER)
+    gc.set_threshold(*meanwhile)
+
+    def put_back() -> None:
+        if gc.get_threshold() == meanwhile:  # else forward has set others
+            gc.set_threshold(*before)
+        end()
+
+    end = undone(put_back)
+    return put_back
 
 
 def _hand_on() -> Callable[[], object]:

@@ -471,6 +471,12 @@ class _Search:
     def consider(self, value: Any, root: Root, names: Collection[str] = (), deep: int = 0) -> None:
         """Keep a root, if something can be put into what it holds; go on from there if it can be called."""
         value = _applied(value) or value
+        if type(value) in LEAVES:  # as most are: nothing can be put into these
+            if is_a(value, torch.Tensor):
+                self.tensors[id(value)] = value
+            elif type(value) not in _HOLDING_NOTHING:
+                self.meet(value, names)
+            return
         if is_a(value, _OF_A_THREAD):
             self.of_threads.setdefault((id(root.thing), root.steps), root)
         several = tuple.__getitem__(value, slice(None)) if is_a(value, tuple) else (value,)
@@ -489,7 +495,7 @@ class _Search:
             for name in sorted(vars(value).keys() & names) if deep < _DEEP else ():
                 at = Root(f"{value.__name__}.{name}", vars(value), (name,))
                 self.consider(vars(value)[name], at, names if is_a(at.now(), ModuleType) else (), deep + 1)
-        elif type(value) not in LEAVES and value is not MISSING and not is_opaque(value) and not is_bare(value):
+        elif value is not MISSING and not is_opaque(value) and not is_bare(value):
             self.keep(root)
 
     def enter_all(self, thing: Any, owner: type | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import select
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ariadne import prepare_split
+from ariadne.capture import capturing
 from ariadne.errors import UnsupportedError
 
 X = torch.ones(2, 4)
@@ -202,3 +204,22 @@ def test_a_process_that_is_forked_while_another_thread_prepares_prepares_itself(
     while not ASKED.empty():
         ASKED.get()
     assert status == 0
+
+
+def test_the_collector_leaves_old_objects_until_the_turn_ends() -> None:
+    before = gc.get_threshold()
+    with capturing(), capturing():
+        young, old = gc.get_threshold()[:2], gc.get_threshold()[2]
+        assert young == before[:2]
+        assert old > 1_000_000
+    assert gc.get_threshold() == before
+
+
+def test_what_forward_sets_of_the_collector_stands() -> None:
+    before = gc.get_threshold()
+    try:
+        with capturing():
+            gc.set_threshold(701, 11, 12)
+        assert gc.get_threshold() == (701, 11, 12)
+    finally:
+        gc.set_threshold(*before)
