@@ -163,7 +163,7 @@ def _defaults(model: nn.Module) -> dict[str, Any]:
 
 
 def may_be_none(model: nn.Module, spec: tree.Spec) -> set[int]:
-    """The leaves of a call in this form for which None may stand: in containers, and where forward has None unless told otherwise."""
+    """The leaves of a call in this form that may be None: those in containers, and where forward has None unless told otherwise."""
     positional, keyword = spec.children
     found, start = set[int](), 0
     inputs, defaults = (
