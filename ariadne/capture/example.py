@@ -288,6 +288,14 @@ def _turned(t: torch.Tensor, dim: int | None) -> torch.Tensor:
     return found
 
 
+def _in_order(there: int, wanted: int, device: torch.device) -> torch.Tensor:
+    """Which of the rows that are there stand for so many: the first ones, or all, some repeated where they are.
+
+    What rises stays so, as offsets and the numbers of graphs have to; so does what falls, such as the lengths of packed sequences.
+    """
+    return (torch.arange(wanted, device=device) % there).sort().values
+
+
 def _samples(t: torch.Tensor, dim: int, batch: int) -> torch.Tensor:
     """A copy of `t` with so many samples along a dim, repeated or cut."""
     return _rows(t.movedim(dim, 0), batch).movedim(0, dim) if dim else _rows(t, batch)
@@ -295,7 +303,7 @@ def _samples(t: torch.Tensor, dim: int, batch: int) -> torch.Tensor:
 
 def _rows(t: torch.Tensor, batch: int) -> torch.Tensor:
     """A copy of `t` with so many rows, repeated or cut, laid out as a caller's tensor of that batch would be."""
-    found = t[torch.arange(batch, device=t.device) % t.shape[0]]
+    found = t[_in_order(t.shape[0], batch, t.device)]
     if t.layout is not torch.strided or t.shape[0] == 1 or 0 in t.stride() or t.numel() == 0:
         return found.contiguous(memory_format=_format(t))
     inner = t.stride(0)
@@ -307,7 +315,7 @@ def _rows(t: torch.Tensor, batch: int) -> torch.Tensor:
 
 def _along(t: torch.Tensor, dim: int, size: int) -> torch.Tensor:
     """A copy of `t` with another size at one dim, repeated or cut, and its dims in memory in the same order."""
-    found = t.index_select(dim, torch.arange(size, device=t.device) % t.shape[dim])
+    found = t.index_select(dim, _in_order(t.shape[dim], size, t.device))
     strides = t.stride()
     order = sorted(range(t.dim()), key=lambda d: -strides[d])
     return found.permute(order).contiguous().permute([order.index(d) for d in range(t.dim())])

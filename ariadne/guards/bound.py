@@ -3,10 +3,9 @@ default of forward's was passed where that left it out, or the other way."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from typing import Any
 
 from torch import nn
@@ -174,23 +173,16 @@ def _defaults(model: nn.Module) -> dict[str, Any]:
 
 
 def may_be_none(model: nn.Module, spec: tree.Spec) -> set[int]:
-    """The leaves of a call in this form that stand where forward, or the class of a dataclass, has None unless told otherwise."""
-    positional, _ = spec.children
-    found, start = _none_in(spec, 0), 0
-    for child, default in zip(positional.children, _defaults(model).values(), strict=False):
-        if child.kind == tree.LEAF and default is None:
-            found.add(start)
-        start += child.size
-    return found
-
-
-def _none_in(spec: tree.Spec, start: int) -> set[int]:
-    found = set[int]()
-    fields = {f.name: f.default for f in dataclasses.fields(spec.cls)} if dataclasses.is_dataclass(spec.cls) else {}
-    for at, child in enumerate(spec.children):
-        if fields and child.kind == tree.LEAF and fields.get(spec.keys[at], spec) is None:
-            found.add(start)
-        found |= _none_in(child, start)
+    """The leaves of a call in this form that may be None: those in containers, and where forward has None unless told otherwise."""
+    positional, keyword = spec.children
+    found, start = set[int](), 0
+    inputs, defaults = (
+        (*positional.children, *keyword.children),
+        [*_defaults(model).values()][: len(positional.children)],
+    )
+    for child, default in zip_longest(inputs, defaults, fillvalue=spec):
+        if child.kind != tree.LEAF or default is None:
+            found |= {*range(start, start + child.size)}
         start += child.size
     return found
 

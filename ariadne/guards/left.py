@@ -18,7 +18,7 @@ from ariadne.guards.effects import contents
 from ariadne.guards.first_calls import first_calls
 from ariadne.guards.kept import Kept
 from ariadne.guards.roots import Root
-from ariadne.guards.told import agree, entries_agree, told_of
+from ariadne.guards.told import Content, agree, entries_agree, told_of
 
 EVERY = 0  # a batch: what was left follows none
 _WORDS = reprlib.Repr()
@@ -147,11 +147,11 @@ class AsLeft(Kept):
             first = self._first(site, left)
             if not left.agrees(first, site.kind):
                 one, mine = _unlike(first.value, left.value)
-                return left.where, _WORDS.repr(one), _WORDS.repr(mine)
+                return left.where, _words(one), _words(mine)
         for site, first in self.calls.items() if self.reads else ():
             is_read = isinstance(site, Site) and site.elsewhere is None and (site.path, site.steps[0]) in self.reads
             if is_read and site not in self.lefts and not first.stands(site.told(self.thing)):
-                return first.where, _WORDS.repr(first.value), "nothing"
+                return first.where, _words(first.value), "nothing that the next calls keep"
         return None
 
     def asked(self) -> bool:
@@ -188,6 +188,16 @@ def _unlike(one: Any, other: Any) -> tuple[Any, Any]:
     if type(one) is dict and type(other) is dict:
         return next(((one[k], other[k]) for k in one if k in other and one[k] != other[k]), (one, other))
     return one, other
+
+
+def _words(told: Any) -> str:
+    """What is told of a thing, for an error: a tensor by its dtype and sizes, without what tells its numbers."""
+    if type(told) is Content and len(told) > 3 and type(told[3]) is tuple:
+        return f"a {told[0]} of {str(told[1]).removeprefix('torch.')}{[*told[3]]}"
+    if type(told) is dict:
+        shown = [f"{_WORDS.repr(key)}: {_words(value)}" for key, value in told.items()]
+        return f"{{{', '.join([*shown[:4], *(['...'] if len(shown) > 4 else [])])}}}"
+    return _WORDS.repr(told)
 
 
 def merged(recordings: Iterable[Mapping[Site, Left]]) -> dict[Site, Left]:

@@ -431,15 +431,14 @@ class SplitRuntime(Told):
                 "this is a half already, whose tensors are all its own: copy its file, or take its state_dict()"
             )
         variants = (self._main, *(v for v in self._variants if v is not self._main))
-        holding = [v for v in variants if all(guard() for guard in v.guards)]
-        if not holding:
-            try:
-                for guard in self._main.guards:
-                    guard.explain()
-            except ModuleError as error:
-                if self.settings.on_change == "refuse":
-                    raise
-                raise ModuleError(f"{error}. Or call the split once, which captures the model as it is now") from error
+        with self._lock:  # as a call is asked: what a guard was not laid out for may be nothing that matters
+            found = [[self._difference(guard) for guard in v.guards if not guard()] for v in variants]
+        changed = [next(filter(None, errors), None) for errors in found]
+        if (error := changed[0]) is not None and None not in changed:
+            if self.settings.on_change == "refuse":
+                raise error
+            raise ModuleError(f"{error}. Or call the split once, which captures the model as it is now") from error
+        holding = [v for v, error in zip(variants, changed, strict=True) if error is None]
         holding = [v for v in holding if references_hold(v.plan, self.model, v.baseline)]
         if not holding:
             raise HalfError(

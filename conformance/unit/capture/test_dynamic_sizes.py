@@ -383,4 +383,16 @@ def test_an_example_of_other_sizes_keeps_its_layout_and_what_is_one_tensor() -> 
     assert other.leaves[0] is other.leaves[1]
     assert other.leaves[0].shape == (2, 3, 19, 6)
     assert other.leaves[0].is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(other.leaves[0][:, :, 8:16], laid)
+    assert torch.equal(
+        other.leaves[0], laid[:, :, [*(i for i in range(3) for _ in range(3)), *sorted([*range(3, 8)] * 2)]]
+    )
+
+
+def test_offsets_of_another_size_rise_as_those_of_the_example() -> None:
+    """Of bags that end before they begin torch leaves the rows unwritten, and no two runs of the model are the same."""
+    ids, offsets = torch.arange(6), torch.tensor([0, 3])
+    sizes = [Size(0, 0, "M", range(3, 60), "ids"), Size(1, 0, "N", range(1, 20), "offsets")]
+    example = Example.of((ids, offsets), {}, sizes, along={0: None, 1: None})
+    for n in (1, 2, 3, 7):
+        invented = example.of_sizes({"M": 9, "N": n}).leaves[1].tolist()
+        assert (invented[0], invented, len(invented)) == (0, sorted(invented), n)

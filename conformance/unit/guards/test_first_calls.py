@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import ariadne
 from ariadne import SplitSpec
 from ariadne.errors import ModuleError
 from conformance.unit.refusing import prepare_split
@@ -207,3 +208,31 @@ def test_what_forward_looks_up_in_a_table_before_it_makes_it_is_kept(asks: Calla
         ModuleError, match=r"makes the attribute 'made' of the model of 'first.weight' at its first call"
     ):
         call(split)
+
+
+def test_a_grid_that_a_flag_makes_anew_is_told_in_plain_words() -> None:
+    """YOLOv5's `Detect`: `dynamic` is set after a first call."""
+
+    class Detect(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+            self.grid, self.dynamic = [torch.empty(0)], False
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.last(self.first(x))
+            if self.dynamic or self.grid[0].shape[-1:] != x.shape[-1:]:
+                self.grid[0] = torch.arange(x.shape[-1]).float()
+            return x + self.grid[0]
+
+    model = Detect().eval()
+    split = ariadne.prepare_split(model, (X,), split="after:first")
+    with torch.no_grad():
+        split.run_prefix(X)
+        model.dynamic = True
+        with pytest.raises(
+            ModuleError, match=r"keeps it: by \{0: a Tensor of float32\[3\]\}, where .* nothing that the next"
+        ):
+            split.run_prefix(X)
+        found = model(X)  # which the message advises
+        assert torch.equal(split.run_suffix(split.run_prefix(X)), found)

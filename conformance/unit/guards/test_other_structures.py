@@ -76,6 +76,31 @@ def test_each_structure_is_served_at_any_batch(example: tuple[Any, ...], call: t
     assert len(runtime.plans) == 2
 
 
+class Modalities(nn.Module):
+    """Of a batch, whatever is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.other, self.b = nn.Linear(4, 4), nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, batch: dict[str, Any]) -> torch.Tensor:
+        h = self.a(batch["x"])
+        for i, t in enumerate((batch.get("k"), *batch["more"])):
+            h = h if t is None else h + self.other(t) * (i + 1)
+        out: torch.Tensor = self.b(h)
+        return out
+
+
+def test_a_tensor_in_a_container_may_be_none() -> None:
+    model = Modalities().eval()
+    runtime = prepare_split(model, ({"x": X, "k": K, "more": [V]},), split="after:a")
+    given = {"x": X, "k": None, "more": [None]}
+    same(model(given), split(runtime, given))
+    with pytest.raises(TypeError, match=r"linear\(\)"):  # which forward itself raises
+        runtime.run_prefix({"x": None, "k": K, "more": [V]})
+
+
 @pytest.mark.parametrize(("example", "call"), [((X,), (X, K, V)), ((X, K), (X,))])
 def test_what_forward_takes_by_args_may_be_more_or_fewer(example: tuple[Any, ...], call: tuple[Any, ...]) -> None:
     model = Variadic().eval()
