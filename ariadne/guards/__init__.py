@@ -121,7 +121,7 @@ from ariadne.guards.switches import (
     function_modes,
     no_weights_cached,
 )
-from ariadne.guards.tensors import StateGuard, found_alike, sizes_count
+from ariadne.guards.tensors import StateGuard, found_alike, sizes_count, unread_alike
 from ariadne.guards.told import told_of, without_content
 from ariadne.guards.versions import VERSION, stamp
 from ariadne.guards.whole import MARK, Taken, looked_into, opaque

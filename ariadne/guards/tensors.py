@@ -109,6 +109,21 @@ def found_alike(one: tuple[TracePlan, Baseline], other: tuple[TracePlan, Baselin
     return all(a[key] == b[key] if types else a[key][2] == b[key][2] for key in counting)
 
 
+def unread_alike(plan: TracePlan, model: nn.Module, baseline: Baseline) -> bool:
+    """Whether tensors of the model that no op reads are of the types and sizes that forward asked for; a half holds none of these,
+    so that nobody could ask there."""
+    types, everywhere = plan.assumption.dtypes, asks_sizes(plan, baseline)
+    asked = baseline.deciding | baseline.facts if types or everywhere else baseline.deciding
+    read = {(v.kind, v.origin[0], _steps(v)) for v in plan.values.values() if v.is_state}
+    for key in asked.keys() - read:
+        t, (dtype, device, shape) = _slot(model, baseline, key).now(), asked[key]
+        if not isinstance(t, torch.Tensor) or (types and (t.dtype, t.device.type) != (dtype, device)):
+            return False
+        if t.shape != shape and (everywhere or key in baseline.deciding):
+            return False
+    return True
+
+
 def facts_of_state(
     plan: TracePlan, model: nn.Module, baseline: Baseline, pairs: Iterable[tuple[Slot, Slot]]
 ) -> Facts | None:

@@ -6,14 +6,16 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, is_not
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
-from ariadne.boundary import BoundaryPayload
 from ariadne.errors import TrainingError
 from ariadne.runtime.optimizers import refuse_other
 from ariadne.runtime.waiting import led_to
 
+# What is of neither side, and got a gradient from a loss whose suffix was trained from bytes; by id.
+BY_A_LOSS: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
 _is_leaf = attrgetter("is_leaf")
 _get: Callable[[dict[str, Any], str], Any] = dict.get
 
@@ -148,25 +150,17 @@ def _of_neither(optimizer: torch.optim.Optimizer, owned: Owned) -> list[torch.Te
     return [p for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
 
 
-def refuse_unknown(
-    optimizer: torch.optim.Optimizer, boundary: BoundaryPayload, owned: Owned, model: torch.nn.Module
-) -> None:
-    """Raise `TrainingError` where the optimizer of the prefix owns what has a gradient of which nobody knows the round.
+def refuse_of_loss(optimizer: torch.optim.Optimizer, owned: Owned) -> None:
+    """Raise `TrainingError` where the optimizer of the prefix owns what a loss used whose suffix was trained from bytes, here.
 
-    The suffix was trained from bytes, in this process or another; a parameter of its loss has its gradient by now, and what
-    belongs to nothing here may have one of an earlier round.
+    It has its gradient by now, which `backward_prefix` would clear; or one of an earlier round, of which it would not know.
     """
-    others = [p for p in _of_neither(optimizer, owned) if p.grad is not None]
-    if not others:
-        return
-    known = led_to(boundary._graph or (), others) | {id(p) for p in model.parameters()}
-    found = [p for p in others if id(p) not in known]
+    found = [p for p in _of_neither(optimizer, owned) if p.grad is not None and BY_A_LOSS.get(id(p)) is p]
     if found:
         raise TrainingError(
-            f"the optimizer of the prefix owns {len(found)} parameter(s) (shape {tuple(found[0].shape)}) that neither the model "
-            "nor its inputs use, and that have a gradient: the suffix of this boundary was trained from bytes, so whether it is of "
-            "this round is not known here. Leave them to the optimizer of the suffix, whose loss uses them; or pass "
-            "optimizer=None, call zero_grad() before and step() after"
+            f"the optimizer of the prefix owns {len(found)} parameter(s) (shape {tuple(found[0].shape)}) that a loss uses, and the "
+            "suffix of this boundary was trained from bytes: whether their gradient is of this round is not known here. Leave them "
+            "to the optimizer of the suffix, or out of the loss; or pass optimizer=None, call zero_grad() before and step() after"
         )
 
 

@@ -24,7 +24,7 @@ from ariadne.cut import (
     with_trainable,
 )
 from ariadne.errors import BoundaryError, FrontierError, HalfError, ModuleError, SpecError, TrainingError, WitnessError
-from ariadne.guards import calls_of, copied_model, not_called, references_hold
+from ariadne.guards import calls_of, copied_model, not_called, references_hold, unread_alike
 from ariadne.imports import imported
 from ariadne.plan import Value
 from ariadne.runtime import casts, taps, training
@@ -373,7 +373,6 @@ class SplitRuntime(Told):
             optimizer=optimizer,
             scaler=scaler,
             owned=self._owned_by(variant, known=True) if optimizer is not None else NOTHING_OWNED,
-            model=self.model,
         )
 
     # --- files ----------------------------------------------------------------------------------------------------
@@ -440,6 +439,13 @@ class SplitRuntime(Told):
             raise ModuleError(f"{error}. Or call the split once, which captures the model as it is now") from error
         holding = [v for v, error in zip(variants, changed, strict=True) if error is None]
         holding = [v for v in holding if references_hold(v.plan, self.model, v.baseline)]
+        known, holding = holding, [v for v in holding if unread_alike(v.plan, self.model, v.baseline)]
+        if known and not holding:
+            raise HalfError(
+                "no plan of this split holds for the model as it is: a tensor that no op reads, and of which forward asked for the "
+                "type or the size, has another now. Call the split once, which captures a plan for it, or save with "
+                "examples=[example_inputs]"
+            )
         if not holding:
             raise HalfError(
                 "no plan of this split holds for the model as it is: another weight was put in the place of one that forward "

@@ -25,7 +25,7 @@ from ariadne.runtime.casts import casts_of_both, refuse_other_casts
 from ariadne.runtime.casts import kept as kept_casts
 from ariadne.runtime.hooked import refuse_hooks_of_both
 from ariadne.runtime.optimizers import clear, clear_but, refuse_other, step
-from ariadne.runtime.owners import Owned, refuse_earlier, refuse_shared, refuse_unknown, refuse_upstream
+from ariadne.runtime.owners import BY_A_LOSS, Owned, refuse_earlier, refuse_of_loss, refuse_shared, refuse_upstream
 from ariadne.runtime.taps import ANCHOR, Gradients, Tap, tapped
 from ariadne.runtime.turns import TURNS
 from ariadne.runtime.waiting import Ends, arrivals, caught, leaves_behind, leaves_of, led_to, rejoins
@@ -291,6 +291,7 @@ def _reached(
                 "where its gradients are. Leave runtime.prefix_parameters() out of the loss here; there, call backward() on "
                 "their penalty after backward_prefix with optimizer=None, then step"
             )
+        BY_A_LOSS.update({id(leaf): leaf for leaf in others})
         return [], others
     behind = led_to(boundary._graph, others)
     waiting = [leaf for leaf in leaves if id(leaf) in prefix or id(leaf) in behind]
@@ -335,7 +336,6 @@ def backward_prefix(
     optimizer: torch.optim.Optimizer | None,
     scaler: Any,
     owned: Owned,
-    model: torch.nn.Module,
 ) -> None:
     """Walk back through the prefix's graph from the boundary gradients; step `optimizer` if there is one."""
     if boundary._graph is None:
@@ -351,7 +351,7 @@ def backward_prefix(
     if "train_suffix" not in boundary._consumed:  # the suffix was trained elsewhere
         refuse_shared(shared, optimizer, "prefix", False)
         if optimizer is not None:
-            refuse_unknown(optimizer, boundary, owned, model)
+            refuse_of_loss(optimizer, owned)
     if optimizer is not None and boundary._disturbed:
         raise TrainingError(
             "loss_fn ran a backward pass of its own, as a reentrant checkpoint does too, which put gradients on parameters of the "

@@ -69,7 +69,7 @@ class Held:
         self.opaque: list[tuple[str, Any, Any]] = []  # where, a thing that can only be told again, what it was
         self.crossed: list[tuple[str, torch.Tensor, int]] = []
         self.seen: set[int] = set()
-        self.runs: set[Any] = set()  # the code of the functions among these things, and the classes of others
+        self.runs: set[Any] = set()  # the code of the functions among these things, the classes, and those of others
         self.locals: list[threading.local] = []
         self.by_thread: set[int] = set()  # ids of dicts that hold what this thread has of those
         self.shared: set[int] = set()  # ids of what other threads may change at any time
@@ -84,7 +84,11 @@ class Held:
         todo = [value]
         while todo:
             one = todo.pop()
-            if type(one) in PLAIN or id(one) in self.seen or is_a(one, _WHICH):
+            if type(one) in PLAIN or id(one) in self.seen:
+                continue
+            if is_a(one, _WHICH):
+                if isinstance(one, type):
+                    self.runs.add(one)
                 continue
             if is_a(one, nn.Module) and (self.modules is None or id(one) in self.modules):
                 continue

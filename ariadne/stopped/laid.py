@@ -273,6 +273,7 @@ def code_of(value: Any) -> Any:
         return code_of(value.func)
     if kind is tuple:
         return tuple(map(code_of, value)) if not set(map(type, value)) <= PLAIN else ()
+    kind = value if isinstance(value, type) else kind
     return ref(kind) if _is_users(kind) else ()
 
 

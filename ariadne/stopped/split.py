@@ -380,7 +380,7 @@ class PythonSplit(NotCalled):
             refuse_strays(mine._graph or (), *self._parameters().sides)
         shares: list[Any] = [p for p, _ in mine._shared]
         owned = Owned.of(shares, self._owned().suffix)
-        backward_prefix(mine, boundary_grads, optimizer=optimizer, scaler=scaler, owned=owned, model=self.model)
+        backward_prefix(mine, boundary_grads, optimizer=optimizer, scaler=scaler, owned=owned)
 
     # --- elsewhere ------------------------------------------------------------------------------------------------
 

@@ -490,10 +490,27 @@ def test_over_bytes_the_optimizer_of_the_prefix_may_not_own_what_the_loss_alone_
     boundary = runtime.run_training_prefix(numbers(4, 6))
     arrived = BoundaryPayload.from_bytes(boundary.to_bytes())
     _, gradients = runtime.train_suffix(arrived, None, loss_fn=lambda output, _: (output * scale).pow(2).mean())
-    with pytest.raises(TrainingError, match="neither the model nor its inputs use"):
+    with pytest.raises(TrainingError, match="that a loss uses"):
         runtime.backward_prefix(boundary, gradients, optimizer=front)
     scale.grad = None
     runtime.backward_prefix(boundary, gradients, optimizer=front)
+
+
+def test_over_bytes_an_optimizer_of_several_prompts_steps_that_of_the_round() -> None:
+    whole, _, runtime = twins(False)
+    mine = [nn.Parameter(numbers(6) * k) for k in (1, 2)]
+    others = copy.deepcopy(mine)
+    one = adam([*whole.parameters(), *others])
+    front, back = adam([*runtime.prefix_parameters(), *mine]), adam(runtime.suffix_parameters())
+    for i in range(4):
+        one.zero_grad()
+        plain(whole, whole(numbers(4, 6) + others[i % 2])).backward()
+        one.step()
+        boundary = runtime.run_training_prefix(numbers(4, 6) + mine[i % 2])
+        arrived = BoundaryPayload.from_bytes(boundary.to_bytes())
+        _, gradients = runtime.train_suffix(arrived, loss_fn=lambda o, _: plain(whole, o), optimizer=back)
+        runtime.backward_prefix(boundary, gradients, optimizer=front)
+        same([p.detach() for p in others], [p.detach() for p in mine], f"step {i}")
 
 
 class Asked(Net):

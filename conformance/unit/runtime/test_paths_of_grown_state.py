@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import ariadne
 from ariadne import BoundaryPayload, SplitRuntime, SplitSpec
-from ariadne.errors import WitnessError
+from ariadne.errors import HalfError, WitnessError
 from conformance.unit.refusing import prepare_split
 
 
@@ -55,3 +55,29 @@ def test_a_suffix_that_found_state_of_another_size_does_not_serve(saved: bool, t
         boundary = BoundaryPayload.from_bytes(sides[0].run_prefix(down).to_bytes())
         with pytest.raises(WitnessError, match="The suffix asks"):
             sides[1].run_suffix(boundary)
+
+
+class Counts(Grows):
+    """By how many numbers the buffer holds, which no op reads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.leave(self.enter(x).tanh() * self.rows.numel())
+        return found
+
+
+def test_a_file_has_no_plan_that_found_another_size_of_what_no_op_reads(tmp_path: Path) -> None:
+    model, x = Counts().eval(), torch.ones(2, 2)
+    with torch.no_grad():
+        runtime = ariadne.prepare_split(model, (x,), split=SplitSpec("after:enter"))
+        grown(3, model)
+        runtime.run_suffix(runtime.run_prefix(x))
+        for rows in (3, 1):
+            grown(rows, model)
+            halves = []
+            for side in ("prefix", "suffix"):
+                runtime.save(tmp_path / f"{side}{rows}", side=side)
+                halves.append(ariadne.load(tmp_path / f"{side}{rows}"))
+            assert torch.equal(halves[1].run_suffix(halves[0].run_prefix(x)), model(x))
+        grown(5, model)
+        with pytest.raises(HalfError, match="a tensor that no op reads"):
+            runtime.save(tmp_path / "none", side="prefix")

@@ -236,24 +236,40 @@ class _Timer:
 GIVEN: Any = contextlib.nullcontext()
 
 
+class _Counted:
+    """Counts how often one of them ended."""
+
+    ended = 0
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *raised: object) -> None:
+        _Counted.ended += 1
+
+
 class _Given(_Open):
-    """The block is given by an attribute, an object in a list, a variable, and a method."""
+    """The block is given by an attribute, an object in a list, a variable, a method, and a class of it by these two."""
 
     def __init__(self, where: str) -> None:
         super().__init__()
         self.where, self.timer, self.timers = where, contextlib.nullcontext(), [contextlib.nullcontext()]
+        self.make: Any = contextlib.nullcontext
+        self.makes: list[Any] = [contextlib.nullcontext]
 
     def another(self) -> Any:
         return contextlib.nullcontext()
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        given = {"attribute": self.timer, "list": self.timers[0], "variable": GIVEN, "method": None}[self.where]
+        given = {
+            "attribute": self.timer, "list": self.timers[0], "variable": GIVEN, "method": None,
+            "class": self.make(), "class in a list": self.makes[0](),
+        }[self.where]  # fmt: skip
         with self.another() if given is None else given:
             yield
 
 
-@pytest.mark.parametrize("where", ["attribute", "list", "variable", "method"])
+@pytest.mark.parametrize("where", ["attribute", "list", "variable", "method", "class", "class in a list"])
 def test_a_block_that_changes_the_model_as_it_ends_is_refused_where_it_comes_later(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,13 +287,17 @@ def test_a_block_that_changes_the_model_as_it_ends_is_refused_where_it_comes_lat
         model.timers[0] = timer  # type: ignore[call-overload]
     elif where == "variable":
         monkeypatch.setitem(globals(), "GIVEN", timer)
+    elif where == "class":
+        model.make = _Counted
+    elif where == "class in a list":
+        model.makes[0] = _Counted
     else:
         model.log = timer  # type: ignore[assignment]
         monkeypatch.setattr(_Given, "another", lambda self: self.log)
     for _ in range(2):
         with pytest.raises(FrontierError, match=r"changes .* as it ends"):
             runtime.run_prefix(X)
-    assert timer.ended == 0
+    assert timer.ended == _Counted.ended == 0
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside-a-thread"])
