@@ -56,7 +56,7 @@ def binding(
         except TypeError:  # forward would refuse it, too
             return None
         for name, p in asked.parameters.items():
-            if name in given and name not in wanted and given[name] is p.default:
+            if name in given and name not in wanted and _is_default(given[name], p.default):
                 del given[name]  # forward finds the same there
             elif name in wanted and name not in given and lasts(p.default):
                 given[name] = p.default
@@ -69,6 +69,10 @@ def binding(
         return tuple(given[name] for name in first), {name: given[name] for name in named}
 
     return bound
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    return value is default or (lasts(default) and tree.identical(value, default))
 
 
 def in_order(model: nn.Module, spec: tree.Spec) -> tuple[str, ...]:

@@ -193,6 +193,13 @@ def _assumed(plan: TracePlan, model: nn.Module, baseline: Baseline) -> list[tupl
     return found
 
 
+def _told(leaf: Any) -> str:
+    """An input in words: a tensor by its type and sizes."""
+    if isinstance(leaf, torch.Tensor):
+        return f"{short_dtype(leaf.dtype)}{list(leaf.shape)} on {leaf.device.type}"
+    return f"{leaf!r}{beside(leaf)}"
+
+
 def references_hold(plan: TracePlan, model: nn.Module, baseline: Baseline) -> bool:
     """Whether weights that forward reaches by two ways are those that the plan knows; a call captures anew where they are not."""
     same = all(one.table[one.key] is other.table[other.key] for one, other in tied(plan, model, baseline))
@@ -247,7 +254,7 @@ def explain(
             comes = literals[i] is None and isinstance(leaf, torch.Tensor)
             if not tree.identical(leaf, literals[i]) and (plain or not (comes or lasts(leaf))):
                 raise InputError(
-                    f"input {name} was {literals[i]!r}{beside(literals[i])} at capture, now it is {leaf!r}{beside(leaf)}; "
+                    f"input {name} was {literals[i]!r}{beside(literals[i])} at capture, now it is {_told(leaf)}; "
                     "a value that is no tensor is part of the plan. Prepare again for another one"
                 )
             continue
@@ -279,7 +286,7 @@ def explain(
                 f"input {name} must be {value.describe()}, dense; found one that is {how}. Hand it in dense, or run the "
                 "model's own Python, with an example that is so: prepare_split(..., fallback='python')"
             )
-        found = f"{short_dtype(leaf.dtype)}{list(leaf.shape)} on {leaf.device.type}"
+        found = _told(leaf)
         if leaf.dim() != len(value.shape):
             raise InputError(
                 f"input {name} must be {value.describe()}, of rank {len(value.shape)}; found {found}. Reshape it, or prepare again"

@@ -135,7 +135,7 @@ class Told(NotCalled, Paths):
 
     def _with_further(self, owned: Owned) -> Owned:
         """With what other plans read that serve the model as it may be again, such as a head that a flag chooses."""
-        further: dict[str, list[nn.Parameter]] = {side: [] for side in SIDES}
+        further: dict[str, dict[int, nn.Parameter]] = {side: {} for side in SIDES}
         known = {id(p) for p in (*owned.prefix, *owned.suffix)}
         for variant in self._variants:
             for side, reads in variant.reads.items() if variant.serves(True) else ():
@@ -143,9 +143,8 @@ class Told(NotCalled, Paths):
                     if path in variant.modules and _part(self.model, path) is variant.modules[path]:
                         p = variant.modules[path]._parameters.get(name)
                         if p is not None and id(p) not in known:
-                            known.add(id(p))
-                            further[side].append(p)
-        before, after = further.values()
+                            further[side][id(p)] = p
+        before, after = (found.values() for found in further.values())
         return Owned.of((*owned.prefix, *before), (*owned.suffix, *after)) if before or after else owned
 
     def _owned(self) -> Owned:
