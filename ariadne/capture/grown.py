@@ -192,6 +192,9 @@ def _entries(holder: Any) -> Iterator[tuple[Any, Any, Any]]:
         yield from ((holder, key, thing) for key, thing in [*dict.items(holder)])
     elif bound_to(holder) is MISSING and not type(holder).__module__.startswith("ariadne."):
         yield from ((place(holder, step), step, thing) for step, thing in held(holder))
+        # From Python 3.13 on an object holds its attributes itself, and its dict tells the collector of none: a module's too.
+        own = own_of(holder) or {}
+        yield from ((own, key, thing) for key, thing in [*own.items()])
 
 
 class _Given:

@@ -28,12 +28,17 @@ def own_dict(cls: type) -> dict[str, Any]:
 
 def changeable(cls: type) -> Iterator[type]:
     """The classes in which a name may be found that another can come to stand for, nearest first."""
-    return (c for c in cls.__mro__ if c.__flags__ & _HEAP and c not in _RECORDED)
+    return (c for c in cls.__mro__ if _is_open(c) and c not in _RECORDED)
 
 
 def can_become(value: Any) -> bool:
     """Whether a thing can come to be of another class: where Python's `class` made its own."""
-    flags = type(value).__flags__
+    return _is_open(type(value))
+
+
+def _is_open(cls: type) -> bool:
+    """Whether something can be put into a class: not into C's own, of which Python 3.13 makes more as it makes a user's."""
+    flags = cls.__flags__
     return bool(flags & _HEAP) and not flags & _IMMUTABLE
 
 

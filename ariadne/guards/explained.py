@@ -14,7 +14,7 @@ from ariadne.errors import ModuleError, named
 from ariadne.guards.attributes import SIMPLE, is_a, is_ours, own_of, simple
 from ariadne.guards.baseline import HOOKS, Baseline, global_hooks, keeps_its_weights, reach, shown
 from ariadne.guards.classes import stands_in
-from ariadne.guards.first_calls import AsFilled, told_of_graph
+from ariadne.guards.first_calls import AsFilled, told_of_graph, untold
 from ariadne.guards.kept import Kept, Same
 from ariadne.guards.last_size import AsLast
 from ariadne.guards.left import AsLeft
@@ -77,11 +77,11 @@ def refuse_changes(
                 raise ModuleError(f"{name!r} of {where} was None at capture, now it is a tensor{again}")
     for path, keys, value in attributes:
         if isinstance(value, AsFilled) and value.lacks_graph():
-            raise ModuleError(told_of_graph(keys[0]))
+            raise ModuleError(told_of_graph(keys[0]) + untold(value))
         if isinstance(value, AsFilled) and not value.is_same():
             raise ModuleError(
                 f"forward makes {keys[0]} of {value!r} at its first call, and keeps it; that was changed since, and the model goes "
-                f"on with what it made of the old one{again}"
+                f"on with what it made of the old one{untold(value)}{again}"
             )
         if isinstance(value, AsLast) and not value.asked():
             raise ModuleError(value.told(keys[0]))

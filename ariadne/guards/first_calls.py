@@ -290,6 +290,13 @@ class AsFilled(Kept):
         return self.held if self.called else first_calls(self.thing).get(self.made)
 
 
+def untold(filled: AsFilled) -> str:
+    """That its place may have been emptied, in words, where this Python has no versions of dicts to tell by; else nothing."""
+    if filled.own is None or VERSION is not None:
+        return ""
+    return " (under this Python no dict tells whether the model's train() has emptied that place since)"
+
+
 def told_of_graph(what: str) -> str:
     """That what an earlier call made has no graph, in words."""
     return (

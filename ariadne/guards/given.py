@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import reprlib
 from collections.abc import Collection
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -39,7 +40,9 @@ class Given:
         if is_a(value, torch.Tensor) or type(value) in LEAVES:
             return "same", value
         if is_opaque(value) or not (kind_of(value) or is_a(value, (tuple, frozenset))):
-            return ("equal", _copied(value)) if type(value).__hash__ is None else ("same", value)
+            # A view of a dict has a hash from Python 3.12 on, and shows other things once the dict is written.
+            changes = type(value).__hash__ is None or is_a(value, MappingProxyType)
+            return ("equal", _copied(value)) if changes else ("same", value)
         self._seen[id(value)] = len(self._seen)
         if (id(value), None) in self._put:
             return "any", type(value)

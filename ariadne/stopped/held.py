@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import types
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -403,7 +404,9 @@ def at(one: Any) -> Any:
         return repr(one)
     left = length_hint(one, -1)
     try:
-        parts = [] if left >= 0 else one.__reduce__()[1:]
+        with warnings.catch_warnings():  # Python 3.12 and 3.13 warn of that
+            warnings.simplefilter("ignore", DeprecationWarning)
+            parts = [] if left >= 0 else one.__reduce__()[1:]
     except TypeError:  # those of `itertools` tell nothing from Python 3.14 on
         return left
     return left, [at(v) if is_iterator(v) else repr(v) if simple(v) else id(v) for v in tree.leaves(parts)]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ariadne.guards import attributes
+from ariadne.guards.versions import VERSION
 from conformance.unit.trap_kit import numbers, refuses_after
 
 X = numbers(2, 4)
@@ -131,6 +132,8 @@ def test_what_has_none_is_plain() -> None:
 @pytest.mark.planted
 @pytest.mark.parametrize("name", ["named tuple", "text"])
 def test_a_guard_that_takes_them_for_plain_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name == "named tuple" and VERSION is None:
+        pytest.skip("without versions of dicts each call compares it, with what stands on it: nothing to plant")
     monkeypatch.setattr(attributes, "may_have_fields", lambda kind: False)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         refused(name)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ariadne.errors import ModuleError
 from ariadne.guards import calls, opened, watched
 from ariadne.guards.opened import State
+from ariadne.guards.versions import VERSION
 from conformance.unit.refusing import prepare_split
 from conformance.unit.trap_kit import numbers, refuses_after
 
@@ -154,5 +155,9 @@ def test_a_guard_that_asks_no_class_is_noticed(name: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(
         watched.Surrounded, "_keep_their_dicts", lambda self: watched.same_dicts(self._owners, self._owned)
     )
+    if name == "global" and VERSION is None:
+        pytest.skip(
+            "without versions of dicts each call looks into it anew, which tells its class too: nothing to plant"
+        )
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         refused(name)
