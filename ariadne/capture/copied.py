@@ -112,6 +112,8 @@ def _held_by(thing: Any) -> Iterator[Any]:
         return
     skipped = thing.__globals__ if type(thing) is FunctionType else None
     yield from (found for found in gc.get_referents(thing) if found is not skipped)
+    if isinstance(thing, dict):  # from Python 3.13 on that of an object tells the collector of nothing in it
+        yield from dict.values(thing)
 
 
 __all__ = ["copied_plan"]

@@ -11,6 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from queue import SimpleQueue
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from ariadne import prepare_split
 from ariadne.capture import capturing
 from ariadne.errors import UnsupportedError
+from ariadne.guards.versions import VERSION
 
 X = torch.ones(2, 4)
 PATIENCE = 20.0  # seconds; what is tested takes a tenth of one
@@ -139,7 +141,10 @@ def test_a_python_split_that_forward_has_another_thread_call_may_not_wait_for_fo
             in_a_thread(lambda: told.put(noted(lambda: stopped.run_prefix(X))))
             return h
 
-    prepare_split(Outer(), (X,), split="after:a")
+    # Without versions of dicts a split lays out its model's tables anew at each call, which is told as a change.
+    moves = pytest.raises(UnsupportedError, match="changes what is in the variable 'stopped' around between")
+    with nullcontext() if VERSION is not None else moves:
+        prepare_split(Outer(), (X,), split="after:a")
     assert any("they would wait for each other" in str(told.get()) for _ in range(told.qsize()))
 
 

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ariadne
 from ariadne import SplitRuntime, SplitSpec
+from ariadne.capture.copied import _held_by
 from ariadne.errors import ModuleError
 from conformance.unit.refusing import prepare_split
 
@@ -175,6 +176,12 @@ def test_what_reaches_the_model_in_a_hidden_way_is_not_copied() -> None:
     runtime = prepared(made("box"))
     with pytest.raises(ModuleError, match=r"reaches the model.*Prepare the copy of the model"):
         copy.deepcopy(runtime)
+
+
+def test_what_an_objects_dict_holds_is_found_from_the_dict() -> None:
+    held: Any = Drawing()
+    held.kept = [1]
+    assert any(found is held.kept for found in _held_by(vars(held)))
 
 
 def test_a_copy_shares_the_plan_where_nothing_in_it_belongs_to_the_model() -> None:
