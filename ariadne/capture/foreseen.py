@@ -47,6 +47,13 @@ def forget_real(fake: FakeTensorMode) -> None:
     known.lookup_tensor.clear()
 
 
+def fake_mode(sizes: ShapeEnv) -> FakeTensorMode:
+    """Tensors without data, of which no C code can have an address: it would read and write memory that is none of theirs."""
+    mode = FakeTensorMode(shape_env=sizes, allow_non_fake_inputs=True)
+    mode._allow_unsafe_data_ptr_access = False  # else torch warns, and goes on
+    return mode
+
+
 class Foresight:
     """What ops would make of tensors of the same sizes and other data; each kind of call is tried once.
 
@@ -58,7 +65,7 @@ class Foresight:
     """
 
     def __init__(self) -> None:
-        self.fake = FakeTensorMode(shape_env=Unplaced(), allow_non_fake_inputs=True)
+        self.fake = fake_mode(Unplaced())
         self.known: dict[str, list[tuple[int | None, ...]] | None] = {}
 
     def follows_data(self, op: OpOverload, args: Sequence[Any], outs: Sequence[Any]) -> list[Dims]:

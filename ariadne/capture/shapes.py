@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicC
 from torch.utils._sympy.printers import PythonPrinter
 
 from ariadne.capture.call import is_opaque_call
-from ariadne.capture.foreseen import Unplaced, on_fake
+from ariadne.capture.foreseen import Unplaced, fake_mode, on_fake
 from ariadne.capture.recorder import Recorder
 from ariadne.errors import UnsupportedError
 from ariadne.plan import WHOLE, Batches, Expr, Ref, TraceNode, TracePlan, substitute, where
@@ -256,7 +256,7 @@ class _Run:
     def __init__(self, plan: TracePlan, batch: int, blind: set[int], *, first: bool = False) -> None:
         self.plan, self.blind, self.first = plan, blind, first
         self.sizes = sizes = Sizes()
-        self.fake = FakeTensorMode(shape_env=sizes, allow_non_fake_inputs=True)
+        self.fake = fake_mode(sizes)
         size: Any = with_symbols(self.fake, torch.empty(batch, 0), "batch", (0,)).shape[0]
         self.batch, symbol = size, size.node.expr  # of which an equality that holds makes a number
         self.symbol, self.seen = str(symbol), set[str]()

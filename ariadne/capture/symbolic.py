@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ariadne import tree
 from ariadne.capture.context import in_its_own_context
 from ariadne.capture.drawn import drawn_from
 from ariadne.capture.example import Example, called
-from ariadne.capture.foreseen import forget_real
+from ariadne.capture.foreseen import fake_mode, forget_real
 from ariadne.capture.lower import Lowering
 from ariadne.capture.observed import with_stores
 from ariadne.capture.reach import Reach
@@ -55,7 +54,7 @@ def symbolic(model: nn.Module, example: Example, batch_symbol: str, batches: ran
     the model's Python state is added to `recordings`, as far as that can't be something fake.
     """
     shapes = Sizes()
-    fake = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
+    fake = fake_mode(shapes)
     size = max(example.batch, 2) if example.batched else example.batch
     leaves = example.resized(size)
     reach = Reach(model)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ariadne import SplitSpec, prepare_split
 from ariadne.capture import setters
-from ariadne.errors import UnsupportedError
+from ariadne.errors import UnsupportedError, VerificationError
 from conformance.unit.trap_kit import Fn, numbers, same
 
 X = numbers(2, 4)
@@ -195,3 +195,17 @@ def test_a_gradient_that_forward_takes_of_what_it_made_sets_none(kept: bool) -> 
     split = prepare_split(model, (X,), split="50%")
     same(model(X), split.run_suffix(split.run_prefix(X)))
     assert all(p.grad is g for p, g in zip(model.parameters(), grads, strict=False))
+
+
+def test_code_of_cs_gets_no_address_of_a_tensor_without_data(recwarn: pytest.WarningsRecorder) -> None:
+    """It would write there; torch itself warns, and lets it."""
+
+    def forward(s: Any, x: Tensor) -> Tensor:
+        h = s.a(x)
+        t = h.detach().clone()
+        torch._C.TensorBase.apply_(t, lambda v: v * 2)
+        return s.b(h + t)
+
+    with pytest.raises(VerificationError, match="what no op shows"):
+        prepare_split(net(forward).eval(), (X,), split="50%")
+    assert not [w for w in recwarn if "data pointer of FakeTensor" in str(w.message)]
