@@ -45,6 +45,7 @@ HOOK_TABLES = ("_forward_pre_hooks", "_forward_hooks")
 _AUTOCAST = "is_autocast_enabled get_autocast_dtype is_autocast_cpu_enabled get_autocast_cpu_dtype get_autocast_gpu_dtype".split()
 _OLD_TYPES = {f"{kind}Tensor" for kind in "BFloat16 Bool Byte Char Double Float Half Int Long Short".split()}
 SPARSE = ("layout", "is_sparse", "is_sparse_csr", "is_mkldnn")  # how a tensor holds its numbers
+ASKED_BY_TORCH = frozenset({"layout", "strides", "shape", "dtype", "sparse"})
 HISTORY = ("is_leaf", "grad", "_version", "_base", "_is_view", "is_inference", "is_conj", "is_neg", "is_shared")
 
 
@@ -547,7 +548,9 @@ def recording(
             "not. Ask before the op"
         )
     if found.raised:  # and forward went on: whether an op can run follows all that it sees of types, sizes and strides
-        found.looked |= {"layout", "strides", "shape", "dtype", "sparse"}
+        found.looked |= ASKED_BY_TORCH
+    if found.backwards:  # nor do formulas of derivatives show what they ask: that of `mm` goes by strides
+        found.looked |= ASKED_BY_TORCH | {"requires_grad"}
     found.decided_by_size = deciding(found.events, found.sized.values(), state)
     found.stores = list(snapshot.replaced_buffers())
     found.changed = list(snapshot.changes())

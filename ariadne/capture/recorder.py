@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -39,6 +40,24 @@ AUTOCAST_DEVICES = ("cpu", "cuda")
 
 _plain_shape: Any = torch._C.TensorBase.shape.__get__  # type: ignore[attr-defined]
 _ENCODER = torch.ops.aten._transformer_encoder_layer_fwd.default
+_COMPOSITE = "CompositeImplicitAutograd"
+_OF_DENSE = ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA")
+_OPENED: ContextVar[bool] = ContextVar("opened", default=False)
+
+
+@contextmanager
+def opened() -> Iterator[None]:
+    """While in the block, a composite op is recorded as the ops that it calls, what these keep for a backward pass among it."""
+    token = _OPENED.set(True)
+    try:
+        yield
+    finally:
+        _OPENED.reset(token)
+
+
+def is_opened() -> bool:
+    """Whether composite ops are recorded as those that they call."""
+    return _OPENED.get()
 
 
 class Within(dict[int, torch.Tensor]):
@@ -72,7 +91,7 @@ class Recorder(ProxyTorchDispatchMode):
         self.made_in: dict[Any, Any] = {}  # memory that was made in a part which runs again, and which part that was
         self.writes = Writes(snapshot)
         self.within: Within | None = None  # what the ops of a function that is kept whole read
-        self.ambient, self.settings = modes(), switches.settings()
+        self.ambient, self.settings, self.opened = modes(), switches.settings(), is_opened()
         self.state = snapshot.storages()  # those of the model's tensors
         self.kept: dict[int, str] = {}  # those that opaque parts left in Python in this call, and which part
         self.autocast: list[str] = []
@@ -197,6 +216,9 @@ class Recorder(ProxyTorchDispatchMode):
                 sys.setprofile(profile)
             return func(*args, **kwargs)
         refuse_transforms(self.where())
+        if self.opened and _is_composite(func):
+            with self:
+                return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         if func is _ENCODER and torch._C._is_any_autocast_enabled():
             raise UnsupportedError(
                 f"forward takes the fast path of nn.TransformerEncoderLayer in {self.where()} under autocast, where torch casts no "
@@ -426,6 +448,12 @@ class Recorder(ProxyTorchDispatchMode):
         source = next((o for o in made if sizes_in(o) == sizes and storage_of(o) == key), None)
         if source is not None:
             self.add(torch.ops.aten.detach.default, (source,), t)
+
+
+def _is_composite(func: OpOverload) -> bool:
+    """Whether an op is nothing but calls of others, on every device; `silu_backward`, for one, is so on some alone."""
+    has: Callable[[str, Any], bool] = torch._C._dispatch_has_kernel_for_dispatch_key
+    return has(func.name(), _COMPOSITE) and not any(has(func.name(), key) for key in _OF_DENSE)
 
 
 def profiled(profile: Any, run: Callable[[], Any]) -> Any:

@@ -32,6 +32,10 @@ CONSTANTS = (type(None), str, torch.dtype, torch.device, torch.layout, torch.mem
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
+class SavedByOpError(UnsupportedError):
+    """A backward pass of forward's own reads what an op made beside its result, as a composite one's own ops do."""
+
+
 def state_tensors(snapshot: Snapshot) -> dict[int, tuple[str, tuple[Any, ...]]]:
     """Where each tensor of the model is kept, by id: its kind, and (module path, key, ...)."""
     found: dict[int, tuple[str, tuple[Any, ...]]] = {}
@@ -206,7 +210,7 @@ class Values:
                 again = self.backward and t.requires_grad == known.requires_grad  # what an op saved, unpacked
                 return ref if again else self._detached(ref, t)
         if self.backward:
-            raise UnsupportedError(
+            raise SavedByOpError(
                 f"forward takes gradients in {self.backward} (torch.autograd.grad or backward) through ops that keep tensors to "
                 "themselves for it, which a plan can't hold; write the derivative out in torch's ops, or take it outside"
             )

@@ -28,6 +28,7 @@ from ariadne.capture.history import another, gives, standing
 from ariadne.capture.leaks import refuse_kept_data, refuse_leaks, refuse_unlike_constants
 from ariadne.capture.observed import Observation, observe, refuse_layouts
 from ariadne.capture.reach import Reach
+from ariadne.capture.recorder import is_opened, opened
 from ariadne.capture.refusals import (
     refuse_cached_weights,
     refuse_called_class,
@@ -39,6 +40,7 @@ from ariadne.capture.settled import NO_BATCH, refuse_beginnings, refuse_change, 
 from ariadne.capture.shapes import PlainNumberError, within_shapes
 from ariadne.capture.sizes import Watch, holding
 from ariadne.capture.symbolic import above_1, symbolic
+from ariadne.capture.values import SavedByOpError
 from ariadne.compare import difference
 from ariadne.errors import AriadneError, CaptureError, UnsupportedError, named
 from ariadne.guards import (
@@ -96,6 +98,20 @@ def capture(
     other = another(size, batches)
     try:
         real = observe(model, example, size, batch_symbol, grad, other=other)
+    except SavedByOpError:
+        if is_opened():
+            raise
+        with opened():
+            return capture(
+                model,
+                example,
+                batch_symbol=batch_symbol,
+                batches=batches,
+                grad=grad,
+                needed=needed,
+                like=like,
+                stood=stood,
+            )
     except AriadneError:
         raise
     except Exception as error:

@@ -346,6 +346,7 @@ def _in_objects(model: nn.Module) -> Iterator[None]:
 _INPUT = {"prefix": ("InputError",)}
 _MODULE = {"prefix": ("ModuleError",), "suffix": ("ModuleError",)}
 _ANY = {"prefix": ("GuardError",), "suffix": ("GuardError",)}
+_NO_PLAN = {"prefix": ("GuardError", "UnsupportedError"), "suffix": ("GuardError",)}  # of strides that follow no sizes
 PROBES = (
     Probe("wrong rank", _INPUT, lambda given: _first(given, lambda t: t.unsqueeze(-1))),
     Probe("another size", _INPUT, lambda given: _first(given, _longer)),
@@ -361,7 +362,7 @@ PROBES = (
     Probe("a module of another class", _MODULE, change=replaces),
     Probe("the other mode", _MODULE, change=flips),
     Probe("a new hook", _MODULE, change=adds_a_hook),
-    Probe("another order of memory", _ANY, lambda given: _first(given, _turned)),
+    Probe("another order of memory", _NO_PLAN, lambda given: _first(given, _turned)),
     Probe("another parameter in the place of one", _ANY, change=_other_parameter),
     Probe("another order of a weight's memory", _ANY, change=_turned_weight),
     Probe("other packed weights", _ANY, change=_other_packed_weights),

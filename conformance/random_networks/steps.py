@@ -299,6 +299,7 @@ STEPS: dict[str, Step] = {
     # what torch does by more than one op
     "grown": Step("f", torch_steps.grown, {"how": ("add", "product", "twice")}, shaped=lambda f, x, how: x * 2),
     "functional_if": Step("f", torch_steps.functional_if, shaped=lambda f, x: x * 2),
+    "slope": Step("f", torch_steps.slope, {"by": tuple(torch_steps.SLOPES)}, shaped=lambda f, x, by: x * 2),
     "unseen_later": Step("f", torch_steps.unseen_later, {"how": tuple(torch_steps.UNSEEN)}, _UNSEEN, lambda f, x, how: x * 2),
     # the answer hangs on data
     "if_positive": Step("f", _branch(lambda f, x: x.sum() > 0), {}, _PATHS, lambda f, x: x * 2),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 LATER = 4  # above which the unseen happens: no capture of an example does it
 _Base: Any = torch._C.TensorBase  # whose methods capture does not stand before
@@ -29,6 +29,22 @@ def functional_if(frame: Any, x: Tensor) -> Tensor:
     """One of two functions, by data."""
     found: Tensor = torch.cond(x.detach().sum() > 0, lambda h: h.sin(), lambda h: h.cos(), (x,))
     return found
+
+
+SLOPES: dict[str, Callable[[Tensor], Tensor]] = {
+    "norm": lambda h: nn.functional.layer_norm(h, h.shape[-1:]).sin(),
+    "linear": lambda h: nn.functional.linear(h, torch.full((2, h.shape[-1]), 0.5, dtype=h.dtype)).tanh(),
+    "silu": lambda h: nn.functional.silu(h),
+    "softmax": lambda h: h.softmax(-1).square(),
+}
+
+
+def slope(frame: Any, x: Tensor, by: str) -> Tensor:
+    """The gradient of what composite ops make of it, taken in forward, which reads what these keep to themselves."""
+    with torch.enable_grad():
+        h = x if x.requires_grad else x.detach().requires_grad_()
+        (found,) = torch.autograd.grad(SLOPES[by](h).sum(), h, create_graph=True)
+    return x + found
 
 
 def _applied(x: Tensor) -> Tensor:

@@ -31,6 +31,22 @@ class ReturnsAWeight(_Twice):
         return self.leave(self.features(x)), self.turn.weight
 
 
+@toy("energy_and_forces")
+class EnergyAndForces(_Twice):
+    """What a potential gives: an energy, and its gradient by the positions, taken in forward, in evaluation too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            energy = self.leave(nn.functional.silu(self.norm(self.features(x)))).sum(1)
+            (slope,) = torch.autograd.grad(energy.sum(), x, create_graph=True)
+        return (energy, -slope) if torch.is_grad_enabled() else (energy.detach(), -slope.detach())
+
+
 @toy("reentrant_checkpoint")
 class ReentrantCheckpoint(_Twice):
     """A part is computed again in the backward pass, by a backward pass of its own."""

@@ -53,6 +53,87 @@ def test_a_gradient_that_forward_takes_trains_split(cut: str) -> None:
         runtime.run_prefix(x)
 
 
+class Potential(nn.Module):
+    """An energy, and its gradient by the positions, through what a composite op keeps to itself."""
+
+    def __init__(self, middle: nn.Module) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(8, 8), middle, nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The energy of each sample, and its slope."""
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            energy = self.last(nn.functional.silu(self.middle(self.first(x))))
+            (slope,) = torch.autograd.grad(energy.sum(), x, create_graph=self.training)
+        return energy, slope
+
+
+class Attends(nn.Module):
+    """Attention over the two halves of each sample."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, 8) to (B, 8)."""
+        h = x.view(-1, 1, 2, 4)
+        return nn.functional.scaled_dot_product_attention(h, h, h).reshape(-1, 8)
+
+
+MIDDLES: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Linear(8, 8),
+    "layer_norm": lambda: nn.LayerNorm(8),
+    "group_norm": lambda: nn.GroupNorm(2, 8),
+    "dropout": lambda: nn.Dropout(0.3),
+    "softmax": lambda: nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1)),
+    "attention": Attends,
+}
+
+
+TWICE = {name: name != "attention" for name in MIDDLES}  # what torch has a second derivative of on a CPU
+
+
+@pytest.mark.parametrize(
+    ("middle", "training"), [(m, t) for m in sorted(MIDDLES) for t in (False, True)[: 1 + TWICE[m]]]
+)
+def test_a_gradient_through_composite_ops_splits(middle: str, training: bool) -> None:
+    """The composite ops are recorded as those that they call; torch has no second derivative of its fast attention."""
+    torch.manual_seed(0)
+    whole = Potential(MIDDLES[middle]()).train(training)
+    split = copy.deepcopy(whole)
+    spec = SplitSpec("percent:60", trainable=training, dynamic_batch=(1, 8))
+    runtime = prepare_split(split, (torch.randn(4, 8),), split=spec)
+    for batch in (4, 3, 1):
+        given = torch.randn(batch, 8)
+        torch.manual_seed(batch)
+        if not training:
+            with torch.no_grad():
+                expected, found = whole(given), runtime.run_suffix(runtime.run_prefix(given))
+            assert all(map(torch.equal, expected, found))
+            continue
+        energy, slope = whole(given)
+        loss = energy.mean() + slope.pow(2).sum()
+        loss.backward()
+        torch.manual_seed(batch)
+        boundary = runtime.run_training_prefix(given)
+        mine, gradients = runtime.train_suffix(boundary, loss_fn=lambda o, _: o[0].mean() + o[1].pow(2).sum())
+        runtime.backward_prefix(boundary, gradients)
+        assert torch.equal(mine, loss)
+        for p, q in zip(whole.parameters(), split.parameters(), strict=True):
+            assert torch.equal(
+                torch.zeros(()) if p.grad is None else p.grad, torch.zeros(()) if q.grad is None else q.grad
+            )
+
+
+def test_a_gradient_of_another_layout_has_a_plan_of_its_own() -> None:
+    """The derivative of a product goes by the strides of what it takes, and autocast's types: no guard heard of that."""
+    torch.manual_seed(0)
+    model = Potential(nn.Linear(8, 8)).eval()
+    runtime = prepare_split(model, (torch.randn(4, 8),), split="percent:60")
+    with torch.no_grad(), pytest.raises(UnsupportedError, match="asks for strides"):
+        runtime.run_prefix(torch.randn(8, 4).t())
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), pytest.raises(UnsupportedError, match="to themselves"):
+        runtime.run_prefix(torch.randn(4, 8))
+
+
 class Spikes(nn.Module):
     """A potential that is a number until the first call, and a tensor from then on."""
 
