@@ -364,11 +364,13 @@ def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
         and was.shape != plan.values[node.outputs[0]].shape
     }  # fmt: skip
     old_reads: dict[str, int] = {}
-    for i, node in enumerate(plan.nodes):
-        for r in node.reads:
-            origin = plan.values[r].origin if r in plan.values else ()
-            if len(origin) == 2 and origin in stored:
-                old_reads[stored[origin]] = i
+    reads = [(i, r) for i, node in enumerate(plan.nodes) for r in node.reads]
+    reads += [(plan.stored_from(s) - 1, r) for s in plan.stores for r in uses(s.atoms)]
+    reads += [(len(plan.nodes), r) for r in uses(plan.output)]
+    for i, r in reads:
+        origin = plan.values[r].origin if r in plan.values else ()
+        if len(origin) == 2 and origin in stored:
+            old_reads[stored[origin]] = max(i, old_reads.get(stored[origin], i))
 
     state = {groups.find(n) for n, v in plan.values.items() if v.is_state}  # of which the suffix has no copy
     written_stores = [

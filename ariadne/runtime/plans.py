@@ -97,6 +97,10 @@ class Plans:
                 if settings.on_change == "refuse" or len(self._plans) == 1:
                     raise
                 del self._plans[plan]
+            except FrontierError:  # of a further plan, which another cut had: a call that needs it is told
+                if not self._variants:
+                    raise
+                del self._plans[plan]
         self._main = self._variants[0]
         by_questions = sorted(self._variants, key=self._asked, reverse=True)
         self._now = {

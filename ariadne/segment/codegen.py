@@ -130,7 +130,7 @@ class _Writer:
             part.final(self.plan),
             part.stores(self.plan),
         )
-        self.taken = parameters
+        self.taken, self.stood = parameters, {}
         kept = {*final, *keep} | {name for store in stores for name in uses(store.atoms)}
         made_here = set(parameters) | {n for node in nodes for n in node.outputs}
         last: dict[str, int] = {}
@@ -165,6 +165,14 @@ class _Writer:
                 body.append((node.region, f"del {', '.join(gone)}"))
             for name in gone:
                 there.pop(name, None)
+        replaced = {(store.path, store.name) for store in stores if not store.inside}
+        after = (*(() if part.gives is not None else self.plan.output), *(store.atoms for store in stores))
+        for name in dict.fromkeys(uses(after)):
+            value = self.plan.values[name]
+            if value.is_state and value.origin in replaced and name not in self.taken:
+                local = self.names.new(name)
+                body.append((PLAIN, f"{local} = {self._state(value)}  # before something else stands there"))
+                self.stood[name] = local
         for store in stores:
             if store.inside:
                 body.append((PLAIN, self._put(store)))
@@ -287,6 +295,7 @@ class _Writer:
             value = self.plan.values[atom.name]
             at_hand = value.is_state or value.kind == "constant" or atom.name in self.plan.objects
             text = self._state(value) if at_hand and atom.name not in self.taken else atom.name
+            text = self.stood.get(atom.name, text)
             return text if atom.item is None else f"{text}[{atom.item}]"
         if isinstance(atom, Expr):
             return atom.source if atom.source.isidentifier() else f"({atom.source})"

@@ -51,12 +51,17 @@ class Interpreter:
                 if not tree.identical(out, expected):
                     said = f"{node.target} gave {expected!r} at capture, now it gives {out!r}; prepare again"
                     raise self._asked(at, out, said)
-        for store in part.stores(plan):
-            leaves = [substitute(a, lambda r: self._value(r, env)) for a in store.atoms]
+        stores, output = part.stores(plan), () if part.gives is not None else plan.output
+        # All of it is read before any of it is put in the place of another.
+        read = [
+            [substitute(a, lambda r: self._value(r, env)) for a in atoms]
+            for atoms in (*(s.atoms for s in stores), output)
+        ]
+        for store, leaves in zip(stores, read, strict=False):
             self._store(store, tree.unflatten(leaves, store.spec), kept)
         if part.gives is not None:
             return tuple(self._value(Ref(n), env) for n in part.gives)
-        return tree.unflatten([substitute(a, lambda r: self._value(r, env)) for a in plan.output], plan.output_spec)
+        return tree.unflatten(read[-1], plan.output_spec)
 
     def _asked(self, at: int, found: Any, said: str) -> WitnessError:
         error = WitnessError(said)

@@ -44,7 +44,7 @@ NAMED = (
     "functional_if", "slope",
     *(n for n in STEPS if n.startswith(("scripted", "opaque", "count_"))), "compress",
 )  # fmt: skip
-_KINDS = [*parts.KINDS, *["linear"] * 8, *["batch_norm"] * 3, "lookup", "dropout", "relu", "gain", "average"]
+_KINDS = [*parts.KINDS, *["linear"] * 8, *["batch_norm"] * 3, "lookup", "dropout", "relu", "gain", "average", "delay"]
 Gene = tuple[str, int, int, int, int]
 
 
@@ -302,7 +302,11 @@ def _named(drawn: tuple[dict[str, Any], list[dict[str, Any]]]) -> list[dict[str,
 _TRAINED = [i for i, k in enumerate(parts.KINDS) if k in ("linear", "layer_norm", "prelu", "lookup", "block", "gain")]
 
 _MODAL: list[Gene] = [("skip", 0, 0, 0, 0), ("if_training", 0, 0, 0, 0), ("dropout", 0, 0, 0, 0)]
-_MODAL += [("call", 0, 0, i, 0) for i, k in enumerate(parts.KINDS) if k in ("batch_norm", "dropout", "average", "tick")]
+_MODAL += [
+    ("call", 0, 0, i, 0)
+    for i, k in enumerate(parts.KINDS)
+    if k in ("batch_norm", "dropout", "average", "delay", "tick")
+]
 
 
 @st.composite

@@ -162,6 +162,23 @@ class BufferWritten(nn.Module):
         return found
 
 
+@toy("buffers_rotated", "state")
+class BuffersRotated(nn.Module):
+    """Three buffers that hand on to each other: each gets what the next held before this call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = nn.Linear(8, 16), nn.Linear(16, 4)
+        for i, name in enumerate(("now", "last", "before")):
+            self.register_buffer(name, torch.full((16,), 0.5 + i))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.enter(x) + self.now
+        self.before, self.last, self.now = self.last, self.now, h.detach().mean(0)
+        found: Tensor = self.leave(torch.tanh(h)) * self.before.mean()
+        return found
+
+
 @toy("buffer_replaced", "state")
 class BufferReplaced(nn.Module):
     """A buffer that forward replaces by a new tensor, where `buffer_written` moves it in place."""
