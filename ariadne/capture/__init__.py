@@ -14,9 +14,10 @@ against and a baseline of the model flow out. The model is left as found. The fi
     flags         training flags that forward itself sets
     disguise      symbols that pose as numbers to forward's Python
     followed      sizes that are followed through arithmetic, and end the run where C would read them
-    values        the values of a plan in the making: live tensors and objects by name
     packed        packed sequences on fake tensors
+    normed        normalised tensors without data
     foreseen      which sizes of an op's results follow from the sizes of its inputs
+    values        the values of a plan in the making: live tensors and objects by name
     sizes         sizes that remember what they were compared with
     call          calls of Python that is kept whole
     copied        the objects of a plan for a deep copy of its model

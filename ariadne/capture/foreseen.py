@@ -9,21 +9,29 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import SLoc
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._mode_utils import no_dispatch
 
-from ariadne.capture.packed import RULES
+from ariadne.capture import normed, packed
 from ariadne.plan import tensors_in
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 _TORCHS = frozenset({"aten", "prim", "prims", "quantized", "torchvision"})  # namespaces of ops
 _MOST = 10_000  # kinds of calls that are known at once
+_RULES = {**packed.RULES, **normed.RULES}
 _UNKNOWN: list[tuple[int | None, ...]] = []
 _KNOWN: dict[str, list[tuple[int | None, ...]] | None] = {}
 
@@ -52,6 +60,57 @@ def fake_mode(sizes: ShapeEnv) -> FakeTensorMode:
     mode = FakeTensorMode(shape_env=sizes, allow_non_fake_inputs=True)
     mode._allow_unsafe_data_ptr_access = False  # else torch warns, and goes on
     return mode
+
+
+def faked(mode: FakeTensorMode, t: torch.Tensor) -> torch.Tensor:
+    """The tensor without data that stands for a real one of plain sizes, one for each.
+
+    Torch's converter describes a tensor in forty fields before it makes another, and asks itself of what kind it is: a fifth of the
+    time of a symbolic run. Most are weights that have their memory to themselves, of which sizes and strides tell all. Where the
+    converter knows the memory, there are views to keep apart.
+    """
+    converter: Any = mode.fake_tensor_converter
+    known: torch.Tensor | None = converter._get_memo(t)
+    if known is not None:
+        return known
+    if not _is_plain_leaf(t):
+        return mode.from_tensor(t, static_shapes=True)
+    memory, of_all = t.untyped_storage(), converter.meta_converter
+    if memory in of_all.describer.lookup_storage or memory.nbytes() != t.numel() * t.element_size() or not t.numel():
+        return mode.from_tensor(t, static_shapes=True)
+    with no_dispatch():
+        empty = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+        made: Any = FakeTensor(mode, empty, t.device)
+    made.requires_grad = t.requires_grad
+    if type(t) is torch.nn.Parameter:
+        made._is_param = True
+    of_all.storage_memo[of_all.describer.get_storage_id(memory)] = made.untyped_storage()
+    converter.set_tensor_memo(t, made)
+    found: torch.Tensor = made
+    return found
+
+
+def _is_plain_leaf(t: torch.Tensor) -> bool:
+    """Whether a tensor is like any that was just made, of which its keys tell, and no graph led to it or left it a gradient."""
+    return (
+        type(t) in PLAIN
+        and _keys(t) == _keys_of_plain(t.device)
+        and t.is_leaf
+        and not t._is_view()
+        and t.grad is None
+        and not (t.requires_grad and getattr(t, "grad_dtype", t.dtype) != t.dtype)
+    )
+
+
+def _keys(t: torch.Tensor) -> int:
+    keys: int = torch._C._dispatch_keys(t).raw_repr()
+    return keys
+
+
+@cache
+def _keys_of_plain(device: torch.device) -> int:
+    with no_dispatch():
+        return _keys(torch.empty(0, device=device))
 
 
 class Foresight:
@@ -160,5 +219,5 @@ def _described(value: Any) -> Any:
 
 
 def on_fake(op: OpOverload) -> Callable[..., Any]:
-    """What to call in place of an op where its tensors are fake: torch's own fake kernel, or ours where that is wrong."""
-    return RULES.get(op, op)
+    """What to call in place of an op where its tensors are fake: torch's own fake kernel, or ours where that is wrong or slow."""
+    return _RULES.get(op, op)

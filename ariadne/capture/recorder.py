@@ -24,7 +24,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from ariadne import tree
 from ariadne.capture.followed import own_numbers, plain
-from ariadne.capture.foreseen import on_fake, raised_by_data
+from ariadne.capture.foreseen import faked, on_fake, raised_by_data
 from ariadne.capture.generators import TORCH
 from ariadne.capture.predispatch import silent_thread
 from ariadne.capture.refusals import Patches, refuse_transforms
@@ -376,10 +376,11 @@ class Recorder(ProxyTorchDispatchMode):
 
     def region(self) -> Region:
         """The modes of this moment, as far as forward set them."""
-        now, settings = modes(), switches.settings()
-        if now == self.ambient and settings == self.settings and not self.autocast:
-            return PLAIN
-        grad, inference, *autocast = now
+        grad, inference = torch._C.is_grad_enabled(), torch._C.is_inference_mode_enabled()
+        settings = switches.settings()
+        if not self.autocast and (grad, inference) == self.ambient[:2] and settings == self.settings:
+            return PLAIN  # most ops: autocast, which takes longest to ask for, counts where forward entered it
+        autocast = modes()[2:]
         if inference != self.ambient[1]:
             raise UnsupportedError("forward enters torch.inference_mode() by itself; use torch.no_grad() there instead")
         switched = tuple(a for a in autocast if a[0] in self.autocast)
@@ -388,7 +389,7 @@ class Recorder(ProxyTorchDispatchMode):
 
     def _faked(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return value if isinstance(value, FakeTensor) else self.fake.from_tensor(value, static_shapes=True)  # type: ignore[union-attr]
+            return value if isinstance(value, FakeTensor) else faked(self.fake, value)  # type: ignore[arg-type]
         if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
             return type(value)(self._faked(v) for v in value)
         if type(value) is dict:

@@ -257,6 +257,7 @@ class _Run:
         self.plan, self.blind, self.first = plan, blind, first
         self.sizes = sizes = Sizes()
         self.fake = fake_mode(sizes)
+        self.fake.cache_enabled = False  # no kind of op comes twice, and to keep what one makes takes as long again
         size: Any = with_symbols(self.fake, torch.empty(batch, 0), "batch", (0,)).shape[0]
         self.batch, symbol = size, size.node.expr  # of which an equality that holds makes a number
         self.symbol, self.seen = str(symbol), set[str]()

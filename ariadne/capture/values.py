@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._sympy.printers import PythonPrinter
 
 from ariadne.capture.followed import Spent
+from ariadne.capture.foreseen import faked
 from ariadne.capture.state import Snapshot
 from ariadne.errors import UnsupportedError
 from ariadne.guards import (
@@ -156,7 +157,7 @@ class Values:
         """A live tensor becomes the value of this name; one that is not fake stands for a fake one where the run is symbolic."""
         seen = t
         if self.fake is not None and not isinstance(t, FakeTensor):
-            seen = self.fake.from_tensor(t, static_shapes=True)
+            seen = faked(self.fake, t)
             self.known_as(seen, name)
         storage = self._storage(seen)
         if seen.is_nested:  # its sizes are data: of a value without a dtype nothing is relied on

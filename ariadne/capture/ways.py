@@ -237,6 +237,7 @@ def _captured(
     resizes = bool(example.batched and example.batch)
     if plan is None and ranging is None and not unseen and resizes:
         try:
+            _refuse_asked_data(real.plan)
             plan = symbolic(model, example, batch_symbol, batches, grad, effects, others)
         except UnsupportedError as error:
             unseen = "it makes a plain number of its batch" if isinstance(error, PlainNumberError) else ""
@@ -317,6 +318,23 @@ def _captured(
     plan = replace(plan, given=_given(plan, example), sizes=example.sizes, traced_sizes=tuple(here.items()))
     drew = frozenset[str]().union(*(recorded.drew for recorded in recordings))
     return Captured(check(plan), (*shown, *more), Baseline(model, recordings, example.leaves), drew)
+
+
+def _refuse_asked_data(plan: TracePlan) -> None:
+    """Raise `UnsupportedError` where forward asks whether its inputs' data, or the model's, are true: no symbolic run does so.
+
+    On tensors without data that raises, or forward takes another way for it, as transformers' masks do. What is made of constants
+    alone has data there, too.
+    """
+    of_data = {name for name, value in plan.values.items() if value.is_state or value.kind == "input"}
+    for node in plan.nodes:
+        if of_data.isdisjoint(node.reads):
+            continue
+        if node.target == "aten.is_nonzero.default" and node.is_witness:
+            raise UnsupportedError(
+                f"forward asks in {named(node.module)} whether data are true, and fake tensors have none"
+            )
+        of_data.update(node.outputs)
 
 
 def _unexplained(real: Observation, other: Observation) -> bool:

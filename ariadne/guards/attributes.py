@@ -292,10 +292,10 @@ def slot_of(value: Any, name: str) -> Any:
 
 def variables(thing: Any, names: Iterable[str]) -> dict[str, Any]:
     """What stands under these names among globals, in a class itself, or in a cell; where nothing does, the name is left out."""
-    if is_a(thing, dict):
+    if is_a(thing, dict) and not isinstance(names, frozenset):
         return {n: thing[n] for n in names if n in thing}
-    if is_a(thing, type):  # of the thousands that functions may assign, few stand in a class
-        table = vars(thing)
+    if is_a(thing, (dict, type)):  # of the thousands that functions may assign, few stand there
+        table = vars(thing) if is_a(thing, type) else thing
         return {n: table[n] for n in sorted(frozenset(names).intersection(table))}
     try:
         return {"cell_contents": thing.cell_contents}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dis
-from collections.abc import Iterator
 from functools import lru_cache
 from types import CodeType
 from typing import Any
@@ -68,12 +67,11 @@ def _in_names() -> dict[int, int]:
 _IN_NAMES = _in_names()
 
 
-def names_in(code: CodeType) -> Iterator[str]:
+@lru_cache(maxsize=4096)
+def names_in(code: CodeType) -> frozenset[str]:
     """The names in a function's code, and in that of functions inside; not those that no source can hold, which tools put there."""
-    yield from filter(str.isidentifier, code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from names_in(constant)
+    own = frozenset(filter(str.isidentifier, code.co_names))
+    return own.union(*(names_in(c) for c in code.co_consts if isinstance(c, CodeType)))
 
 
 @lru_cache(maxsize=4096)
@@ -131,9 +129,10 @@ def _compared_in(code: CodeType) -> set[str]:
     return {word for word, _ in loaded} - others
 
 
-def words_in(code: CodeType) -> set[str]:
+@lru_cache(maxsize=4096)
+def words_in(code: CodeType) -> frozenset[str]:
     """The texts in a function's code that may be names."""
-    return {c for c in code.co_consts if isinstance(c, str) and c.isidentifier()}
+    return frozenset(c for c in code.co_consts if isinstance(c, str) and c.isidentifier())
 
 
 @lru_cache(maxsize=4096)

@@ -57,13 +57,13 @@ _At = tuple[int, tuple[Any, ...]]  # the id of a thing, and steps from it
 class Root:
     """A variable, or an object, outside of the model: by `steps` from `thing` one comes to what it holds now.
 
-    With `names`, the variables of these names themselves, of a cell, of a class (then a set) or among the globals in `thing`.
+    With `names`, the variables of these names themselves, of a cell, of a class or among the globals in `thing`.
     """
 
     name: str
     thing: Any
     steps: tuple[Any, ...] = ()
-    names: tuple[str, ...] | frozenset[str] = ()
+    names: frozenset[str] = frozenset()
 
     def now(self) -> Any:
         """What it holds now; `MISSING` where it holds nothing."""
@@ -174,8 +174,8 @@ class _Search:
         for module in self.python.values():
             own = vars(module)
             there = {name for name in own if name[:2] != "__"} if len(own) <= _LARGE else ()
-            if names := self.written.union(there):
-                self.keep(Root(f"the attributes of {module.__name__}", own, (), tuple(sorted(names))))
+            if named_there := frozenset(self.written.union(there)):
+                self.keep(Root(f"the attributes of {module.__name__}", own, (), named_there))
         return Reached(
             tuple(self.found.values()),
             tuple(self.memories.values()),
@@ -413,8 +413,7 @@ class _Search:
             return
         self.read.table(table)
         self.functions[id(f)] = f
-        names = {*names_in(f.__code__)}
-        words = words_in(f.__code__)
+        names, words = names_in(f.__code__), words_in(f.__code__)
         self.every |= names | words
         named = names | words if "getattr" in names else names
         if self.runs:
@@ -428,12 +427,11 @@ class _Search:
             root = Root(f"the variable {name!r} of {_called(f)}", cell, (_CONTENTS,))
             self.consider(root.now(), root, named)
             if name in assigned_in(f.__code__)[0]:
-                self.keep(Root(root.name, cell, (), ("cell_contents",)))
+                self.keep(Root(root.name, cell, (), frozenset({"cell_contents"})))
         for value in (*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()):
             self.consider(value, Root(f"a default argument of {_called(f)}", value), named)
-        counted = sorted(assigned_in(f.__code__)[1])
-        if counted:
-            self.keep(Root(f"the globals of {f.__module__}", table, (), tuple(counted)))
+        if counted := assigned_in(f.__code__)[1]:
+            self.keep(Root(f"the globals of {f.__module__}", table, (), counted))
         for name in sorted(all_globals_in(f.__code__) & table.keys()):
             self.consider(table[name], Root(f"the global {name!r}", table, (name,)), named)
         for name in imported_in(f.__code__):
@@ -454,7 +452,7 @@ class _Search:
             self.read.thing(thing)
         return called
 
-    def assigns(self, f: FunctionType, names: set[str]) -> None:
+    def assigns(self, f: FunctionType, names: frozenset[str]) -> None:
         """Take note of the attributes that a function with these names assigns, if they may be those of a class or a function."""
         written = written_in(f.__code__)
         if not written:
@@ -510,8 +508,7 @@ class _Search:
             return
         key = id(root.thing), root.steps, bool(root.names)
         if key in self.found:
-            names = tuple(dict.fromkeys((*self.found[key].names, *root.names)))
-            self.found[key] = replace(self.found[key], names=names)
+            self.found[key] = replace(self.found[key], names=self.found[key].names | root.names)
             return
         name, i = root.name, 1
         while name in self.names:
