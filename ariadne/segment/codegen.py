@@ -168,8 +168,8 @@ class _Writer:
         replaced = {(store.path, store.name) for store in stores if not store.inside}
         after = (*(() if part.gives is not None else self.plan.output), *(store.atoms for store in stores))
         for name in dict.fromkeys(uses(after)):
-            value = self.plan.values[name]
-            if value.is_state and value.origin in replaced and name not in self.taken:
+            value = self.plan.values.get(name)  # not that of the batch
+            if value is not None and value.is_state and value.origin in replaced and name not in self.taken:
                 local = self.names.new(name)
                 body.append((PLAIN, f"{local} = {self._state(value)}  # before something else stands there"))
                 self.stood[name] = local
