@@ -233,12 +233,12 @@ def of_any(spec: Spec, known: Callable[[Any], bool]) -> Spec:
     """A structure without what only the one value has that it is of; `known`: objects that are the same at each call."""
     if spec.kind == LEAF:
         return spec
-    beside = tuple((n, v if _is_shared(v) or known(v) else ANEW) for n, v in (spec.beside or {}).items())
+    beside = tuple((n, v if is_shared(v) or known(v) else ANEW) for n, v in (spec.beside or {}).items())
     children = tuple([of_any(c, known) for c in spec.children])
     return dataclasses.replace(spec, children=children, context=beside or spec.context, beside=None)
 
 
-def _is_shared(value: Any) -> bool:
+def is_shared(value: Any) -> bool:
     """Whether an object is one and the same for all who have it, as a class or a function of a module is."""
     if isinstance(value, FunctionType):
         return value.__closure__ is None and value.__defaults__ is None and value.__kwdefaults__ is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Mapping
-from enum import Enum
 from functools import partial
 from operator import attrgetter, is_not
 from types import MappingProxyType
@@ -18,7 +17,7 @@ from ariadne import tree
 from ariadne.errors import BatchError, InputError, ModuleError, named
 from ariadne.guards import switches
 from ariadne.guards.at_once import Calm, at_once, changed_since
-from ariadne.guards.attributes import Attribute, Slots, follow, is_a, lasts, own_of
+from ariadne.guards.attributes import Attribute, Slots, follow, lasts, own_of
 from ariadne.guards.baseline import HOOKS, Baseline, global_hooks, keeps_its_weights, table_of
 from ariadne.guards.bound import accepts, matched, may_be_none, once_more
 from ariadne.guards.classes import Lookup
@@ -217,6 +216,14 @@ def autocast_is(then: tuple[tuple[str, bool, torch.dtype], ...]) -> bool:
     return not [d for d, on, dtype in then if on or _autocast_dtype(d) is not dtype]
 
 
+def _stays_as_it_is(thing: Any) -> bool:
+    """Whether an input that is no tensor can't change by itself, and is not made for each call, as a lambda may be: another one in
+    its place has a plan of its own."""
+    if type(thing) is slice:
+        return lasts((thing.start, thing.stop, thing.step))
+    return tree.is_shared(thing) and "<" not in getattr(thing, "__qualname__", "")
+
+
 def explain(
     plan: TracePlan,
     model: nn.Module,
@@ -227,8 +234,9 @@ def explain(
 ) -> None:
     """Raise the error that says which condition on the inputs does not hold; return where none is at fault.
 
-    Without `plain`, numbers and strings may be others, a tensor may stand where None did, arguments that forward takes may be
-    passed or left out, and some may have another structure, such as None where a pair was: for them a plan can be captured.
+    Without `plain`, numbers, strings, slices, functions and members of enumerations may be others, a tensor may stand where None
+    did, arguments that forward takes may be passed or left out, and some may have another structure, such as None where a pair was:
+    for them a plan can be captured.
     """
     positional, keys = len(plan.input_spec.children[0].children), plan.input_spec.children[1].keys
     ordered = {k: kwargs[k] for k in keys} if kwargs.keys() == {*keys} else dict(kwargs)
@@ -267,7 +275,7 @@ def explain(
                     f"input {name}, {reprlib.repr(leaf)}, holds other things than at capture: it was changed in place. A value "
                     "that is no tensor is part of the plan; undo that, or prepare again"
                 )
-            if not plain and is_a(given.thing, Enum) and is_a(leaf, Enum):
+            if not plain and _stays_as_it_is(given.thing) and _stays_as_it_is(leaf):
                 continue
             if not given.same(leaf):
                 raise InputError(

@@ -100,20 +100,41 @@ class Kind(enum.Enum):
     MINUS = 2
 
 
+def _halved(x: torch.Tensor) -> torch.Tensor:
+    return x / 2
+
+
+def _doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def _by_kind(m: Any, x: torch.Tensor, k: Any) -> torch.Tensor:
+    if isinstance(k, slice):
+        return x * x[:, k].sum()
+    if isinstance(k, Kind):
+        return x + k.value
+    found: torch.Tensor = k(x) if callable(k) else x * int(k)
+    return found
+
+
 @pytest.mark.parametrize(
     ("then", "now"),
-    [(np.int64(2), np.int64(3)), (slice(0, 2), slice(1, 3)), (Kind.PLUS, Kind.MINUS), (torch.relu, torch.tanh)],
-    ids=["numpy", "slice", "enum", "function"],
+    [(slice(0, 2), slice(1, 3)), (Kind.PLUS, Kind.MINUS), (torch.relu, torch.tanh), (_halved, _doubled), (2, 3)],
+    ids=["slice", "enum", "of C", "function", "number"],
+)
+def test_another_input_that_is_no_tensor_has_a_plan_of_its_own(then: Any, now: Any) -> None:
+    model, runtime = split(_by_kind, then)
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        for given in (then, now, then):
+            assert difference(model(x, given), runtime.run_suffix(runtime.run_prefix(x, given))) is None
+
+
+@pytest.mark.parametrize(
+    ("then", "now"), [(np.int64(2), np.int64(3)), (torch.relu, 2), (lambda x: x * 2, lambda x: x * 3)], ids=str
 )
 def test_an_input_that_is_no_tensor_is_part_of_the_plan(then: Any, now: Any) -> None:
-    def body(m: Any, x: torch.Tensor, k: Any) -> torch.Tensor:
-        if isinstance(k, slice):
-            return x * x[:, k].sum()
-        if isinstance(k, Kind):
-            return x + k.value
-        return k(x) if callable(k) else x * int(k)
-
-    model, runtime = split(body, then)
+    model, runtime = split(_by_kind, then)
     x = torch.randn(3, 4)
     with torch.no_grad():
         assert difference(model(x, then), runtime.run_suffix(runtime.run_prefix(x, then))) is None
