@@ -98,9 +98,9 @@ def capture(
     other = another(size, batches)
     try:
         real = observe(model, example, size, batch_symbol, grad, other=other)
-    except SavedByOpError:
+    except SavedByOpError as error:
         if is_opened():
-            raise
+            raise UnsupportedError(str(error)) from None
         with opened():
             return capture(
                 model,
