@@ -131,7 +131,9 @@ def test_another_input_that_is_no_tensor_has_a_plan_of_its_own(then: Any, now: A
 
 
 @pytest.mark.parametrize(
-    ("then", "now"), [(np.int64(2), np.int64(3)), (torch.relu, 2), (lambda x: x * 2, lambda x: x * 3)], ids=str
+    ("then", "now"),
+    [(np.int64(2), np.int64(3)), (torch.relu, 2), (lambda x: x * 2, lambda x: x * 3)],
+    ids=["numpy", "number", "lambda"],
 )
 def test_an_input_that_is_no_tensor_is_part_of_the_plan(then: Any, now: Any) -> None:
     model, runtime = split(_by_kind, then)

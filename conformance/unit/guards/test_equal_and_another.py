@@ -89,12 +89,23 @@ def test_an_input_that_cannot_be_copied_is_refused_by_name() -> None:
         prepare_split(model, (torch.randn(2, 6), types.MappingProxyType({"on": True})), split="after:a")
 
 
+def _made_here(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function that no module has, so that the next call may bring one more."""
+
+    def made(x: torch.Tensor) -> torch.Tensor:
+        return x.tanh()
+
+    made.__name__ = name
+    return made
+
+
 @pytest.mark.parametrize(
     ("one", "other", "words"),
     [
-        (torch.tanh, torch.relu, r"was the function 'tanh' at capture, now it is the function 'relu'"),
+        (_made_here("tanh"), _made_here("relu"), r"was the function 'tanh' at capture, now it is the function 'relu'"),
         (nn.Tanh(), nn.Tanh(), r"was Tanh\(\) at capture, now it is another one"),
     ],
+    ids=["function", "module"],
 )
 def test_another_function_or_module_is_told_apart_in_words(one: Any, other: Any, words: str) -> None:
     class Acts(nn.Module):
