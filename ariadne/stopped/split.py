@@ -240,8 +240,10 @@ class PythonSplit(NotCalled):
 
     def warmup(self, *args: Any, **kwargs: Any) -> None:
         """Run both sides once; the model stays as it is."""
-        self.note_draws(Example.of(args, kwargs), torch.is_grad_enabled())
-        with as_found(self.model, self.draws), no_weights_cached():
+        given = Example.of(args, kwargs)
+        self.note_draws(given, torch.is_grad_enabled())
+        args, kwargs = tree.unflatten(given.resized(given.batch), given.spec)  # which forward may use up
+        with as_found(self.model, self.draws, (args, kwargs)), no_weights_cached():
             self.run_suffix(self.run_prefix(*args, **kwargs))
 
     # --- training -------------------------------------------------------------------------------------------------
