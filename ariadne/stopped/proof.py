@@ -328,8 +328,8 @@ def weighed(output: Any) -> torch.Tensor | None:
 
 _HELD_MADE = (
     "before the cut forward reads a tensor that a graph of yours made, from where the graph of the prefix knows it by itself "
-    "alone, such as a tuple, an attribute of another tensor or a variable ({}), so it can't be held against the model without walking "
-    "through your graph. Put the tensor into an attribute of a module or a list, or take fallback='python'"
+    "alone, such as a tuple, an attribute of another tensor or a variable ({}), so it can't be held against the model without "
+    "walking through your graph. Put the tensor into an attribute of a module or a list, or take fallback='python'"
 )
 
 
