@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import BackwardCFunction
 
 from ariadne.capture import Snapshot
 from ariadne.errors import TrainingError, UnsupportedError
@@ -40,13 +41,20 @@ def older_nodes(loss: torch.Tensor | None, began: int) -> set[Any]:
 
 
 def refuse_met_again(nodes: set[Any]) -> None:
-    """Raise `UnsupportedError` where the graphs of two runs have nodes in common: no run made them."""
-    for node in nodes:
+    """Raise `UnsupportedError` where two runs' graphs have nodes in common, which no run made, and a walk frees these.
+
+    A node that saves nothing can be walked through again, as that of a cast which autocast keeps.
+    """
+    for node in filter(_saves, nodes):
         raise UnsupportedError(
             f"forward reads a tensor that a graph of yours made, by {node.name()}, from where nothing can stand in for it, such as "
             "a variable of an enclosing function: it can't be held against the model without walking through your graph, which can "
             "be done once. Put the tensor into an attribute of a module or a list"
         )
+
+
+def _saves(node: Any) -> bool:
+    return isinstance(node, BackwardCFunction) or any(name.startswith("_raw_saved_") for name in dir(node))
 
 
 @contextmanager
