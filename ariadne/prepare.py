@@ -15,7 +15,17 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ariadne import tree
-from ariadne.capture import Captured, Example, batch_dims, capture, capturing, declared, left_as_found, swallowed
+from ariadne.capture import (
+    Captured,
+    Example,
+    batch_dims,
+    capture,
+    capturing,
+    declared,
+    left_as_found,
+    swallowed,
+    without_saving_hooks,
+)
 from ariadne.compare import difference
 from ariadne.cut import ExecutionMode, Objective, SplitSpec, frontiers, parse_boundary
 from ariadne.errors import (
@@ -199,6 +209,7 @@ class Recapture:
             with (
                 capturing(),
                 searched_once(),
+                without_saving_hooks(),
             ):  # what forward sets in context variables, it sets in none of the caller's
                 return copy_context().run(captured)
         except CaptureError as error:
@@ -275,7 +286,7 @@ def _prepare(
     not_called(model)  # of an earlier split's calls nothing stands in the model
     compiles = settings.mode == "compiled"  # in its own rounding: what it is made from is held against the model
     plain = replace(settings, mode="generated_eager", compile_options=None) if compiles else settings
-    with capturing(), searched_once():
+    with capturing(), searched_once(), without_saving_hooks():
         recapture, captures = captured_for(model, example, settings.spec, training)
         first = captures[-1] if len(captures) > 1 and not settings.spec.trainable else captures[0]
         plans = {c.plan: (frontiers(c.plan), c.baseline) for c in captures}
@@ -371,7 +382,7 @@ def _of_inference(model: nn.Module, error: Exception) -> str:
 
 
 def _capture(recapture: Recapture, example: Example, grad: bool) -> Captured:
-    with capturing():
+    with capturing(), without_saving_hooks():
         return capture(
             recapture.model, example, batch_symbol=recapture.batch_symbol, batches=recapture.batches, grad=grad
         )

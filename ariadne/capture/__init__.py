@@ -10,6 +10,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     raw           data that Python keeps as bytes
     context       the context variables that stand otherwise than before
     state         what a forward may move, noted before it runs and put back after
+    own_runs      runs of Ariadne's own, of which nobody hears
     example       the inputs that a model is captured with, and what a capture gives
     flags         training flags that forward itself sets
     disguise      symbols that pose as numbers to forward's Python
@@ -69,10 +70,11 @@ from ariadne.capture.copied import copied_plan
 from ariadne.capture.drawn import moves_by_others, noted
 from ariadne.capture.example import Captured, Example, batch_dims, called, declared, dims_named, sizes_named, swallowed
 from ariadne.capture.generators import ALL, NUMPY, PYTHON, TORCH, Names
+from ariadne.capture.own_runs import left_as_found, without_saving_hooks
 from ariadne.capture.reach import Reach
 from ariadne.capture.refusals import Patches, calls_class
 from ariadne.capture.scripted import is_scripted
-from ariadne.capture.state import Snapshot, left_as_found
+from ariadne.capture.state import Snapshot
 from ariadne.capture.turn import capturing
 from ariadne.capture.written import Looking
 
@@ -84,6 +86,7 @@ __all__ = [
     "Snapshot",
     "Reach",
     "left_as_found",
+    "without_saving_hooks",
     "is_scripted",
     "is_opaque_call",
     "drawn_by",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from operator import is_not
 from types import CellType, FunctionType
@@ -25,7 +24,6 @@ from ariadne.guards import (
     Memories,
     Reached,
     Slots,
-    calls_of,
     contents_of,
     follow,
     held,
@@ -33,7 +31,6 @@ from ariadne.guards import (
     is_opaque,
     is_raw,
     lasts,
-    not_called,
     outside_of,
     own_dict,
     own_of,
@@ -281,6 +278,28 @@ class Snapshot:
                     yield one
             elif is_a(one, (tuple, frozenset)):
                 todo += one
+
+    def replace(self, standing: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Wherever a tensor stands in what was noted, have what `standing` gives for it stand there; `restore` ends that."""
+
+        def instead(value: Any) -> Any:
+            if is_a(value, torch.Tensor):
+                return standing(value)
+            parts = tuple(map(instead, value)) if type(value) is tuple else ()
+            return parts if any(map(is_not, parts, value if parts else ())) else value
+
+        for d, _ in self._dicts:
+            if _moved(d, found := {k: instead(v) for k, v in dict.items(d)}):
+                refill(d, found)
+        for values, _ in self._lists:
+            if _changed(contents_of(values), found_values := [*map(instead, contents_of(values))]):
+                refill(values, found_values)
+        attributes = ((s, {n: slot_of(s.thing, n) for n in names}) for s, names in self._slots)
+        outside = ((t if is_a(t, dict) else Slots(t), variables(t, names)) for t, names, _ in self._variables)
+        for table, known in (*attributes, *outside):
+            for name, value in known.items():
+                if (now := instead(value)) is not value:
+                    table[name] = now
 
     def all_tensors(self) -> list[torch.Tensor]:
         """All of the model's tensors that it knows."""
@@ -576,25 +595,3 @@ class Snapshot:
     def _restore_tensors(self) -> None:
         for copy in reversed(self._saved.values()):  # of two that share memory, the first was kept first
             copy.put_back()
-
-
-@contextmanager
-def left_as_found(
-    model: nn.Module, plans: Iterable[TracePlan] = (), *, buffers: bool = False, drew: generators.Names = generators.ALL
-) -> Iterator[None]:
-    """Put back after a block whatever the model's forward, or a run of these plans, moves in it.
-
-    With `buffers` the data of all buffers too, whatever moves them. The random generators stay where they are unless it `drew`
-    from them.
-    """
-    snapshot, known = Snapshot(model), calls_of(model)
-    snapshot.save_outside()  # where a backward pass counts, for one
-    if buffers:
-        snapshot.save_buffers()
-    for plan in plans:
-        snapshot.save_written(plan)
-    try:
-        yield
-    finally:
-        snapshot.restore(drew)
-        not_called(model, known)

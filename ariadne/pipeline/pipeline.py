@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.capture import Captured, Example, capturing, left_as_found
+from ariadne.capture import Captured, Example, capturing, left_as_found, without_saving_hooks
 from ariadne.cut import SIDES, BatchDim, ExecutionMode, SplitCandidate, SplitSpec, frontiers, parse_boundary
 from ariadne.errors import AriadneError, SpecError
 from ariadne.guards import Baseline
@@ -279,7 +279,7 @@ class Pipeline:
 
     def extend(self, example: Example, trains: bool) -> None:
         """Capture a plan for other inputs, and cut it as the first one is."""
-        with capturing():
+        with capturing(), without_saving_hooks():
             captured = self._recapture(example, trains)
             self.take(captured, example, trains)
 
@@ -453,7 +453,7 @@ def prepare_pipeline(
     pipeline = Pipeline(model, example, settings, texts, {first.plan: (cuts, first.baseline)}, recapture)
     if draws not in (None, "whole", "seeded"):
         raise SpecError(f"draws is 'whole' or 'seeded'; found {draws!r}")
-    with capturing():
+    with capturing(), without_saving_hooks():
         pipeline.prove(first, example, trains and any(p.requires_grad for p in model.parameters()))
         for captured in captures[1:]:
             pipeline.take(captured, example, False)

@@ -19,6 +19,7 @@ order::
     variant     a plan, cut, with its guards and segments
     taken       what a boundary from elsewhere is held to
     alike       prefixes that do the same, so that the suffix of each path may follow
+    met         gradients where a run meets a graph of the caller's
     proof       a variant held against the model before it serves
     plans       the plans of a split, and which of them serves a call
     paths       which path a call takes, where Python branches on data
@@ -46,4 +47,4 @@ from ariadne.runtime.training import (
     with_gradients,
 )
 from ariadne.runtime.variant import OnChange, Settings, Variant, keeps_sides, told_apart
-from ariadne.runtime.waiting import Ends, caught, leaves_of, led_to, rejoins
+from ariadne.runtime.waiting import Ends, caught, leaves_of, led_to, nodes_behind, rejoins

@@ -12,7 +12,7 @@ from torch import nn
 
 from ariadne import tree
 from ariadne.boundary import BoundaryPayload, no_boundary
-from ariadne.capture import Captured, Example, capturing, dims_named, drawn_by, sizes_named
+from ariadne.capture import Captured, Example, capturing, dims_named, drawn_by, sizes_named, without_saving_hooks
 from ariadne.cut import SIDES, Boundary, SplitCandidate, frontiers, select
 from ariadne.errors import (
     AriadneError,
@@ -338,7 +338,7 @@ class Plans:
     def _captured_for(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
     ) -> tuple[Variant, tuple[Any, ...]]:
-        with capturing():  # `_lock` is held for moments alone: calls that have a plan go on
+        with capturing(), without_saving_hooks():  # `_lock` is held for moments alone: calls that have a plan go on
             lo, hi = self.settings.spec.batch_range
             args, kwargs, example = self._as_example(args, kwargs, training, range(lo, hi + 1))
             sizes = sizes_in(example.sizes, example.leaves)

@@ -20,6 +20,7 @@ from ariadne.compare import difference
 from ariadne.errors import ModuleError, UnsupportedError, VerificationError
 from ariadne.forks import undone
 from ariadne.plan import TracePlan, own
+from ariadne.runtime.met import gradients_met
 from ariadne.runtime.moved import getter
 from ariadne.runtime.variant import Variant
 from ariadne.runtime.waiting import leaves_of, without_hooks
@@ -358,7 +359,7 @@ def _gradients(
     """Which tensors of the output require grad; and what `backward` puts on parameters, of a loss in which each element of the
     output has a weight of its own. No hook of theirs sees it; a reentrant checkpoint takes nothing but `backward`.
 
-    Where weights were `made` elsewhere, the walk ends at them, and their gradients count.
+    Where weights were `made` elsewhere, their gradients count, and the walk ends before them.
     """
     outputs = {at: t for at, t in tree.paths(output) if isinstance(t, torch.Tensor)}
     wanting = {at: t.requires_grad for at, t in outputs.items()}
@@ -373,8 +374,7 @@ def _gradients(
     leaves = list({id(p): p for p in (*parameters, *leaves_of(loss, {edge.node for edge in made}))}.values())
     with without_hooks(leaves):
         if made:
-            ends: list[Any] = [*leaves, *made]
-            return wanting, [*torch.autograd.grad(loss, ends, allow_unused=True)]
+            return wanting, gradients_met(loss, leaves, made)
         before = [leaf.grad for leaf in leaves]
         try:
             for leaf in leaves:

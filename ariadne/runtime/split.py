@@ -13,7 +13,7 @@ from torch import nn
 
 from ariadne import tree
 from ariadne.boundary import BoundaryPayload
-from ariadne.capture import Example, Snapshot, copied_plan, left_as_found
+from ariadne.capture import Example, Snapshot, copied_plan, left_as_found, without_saving_hooks
 from ariadne.cut import (
     SIDES,
     CompileOptions,
@@ -211,14 +211,14 @@ class SplitRuntime(Told):
         """
         s = self.settings
         if s.mode != "compiled":
-            with left_as_found(self.model, self.plans, drew=self.draws):
-                self.run_suffix(self.run_prefix(*args, **kwargs))
+            with left_as_found(self.model, self.plans, drew=self.draws, others=(args, kwargs)):
+                self._run_copies(args, kwargs)
             return
         options = CompileOptions.parse(s.compile_options)
         times = 3 if imported("ariadne.compiled").cuda_graphs(options) else 1
         with (
             imported("ariadne.compiled").Progress(lambda: self._reports, options.progress),
-            left_as_found(self.model, self.plans, drew=self.draws),
+            left_as_found(self.model, self.plans, drew=self.draws, others=(args, kwargs)),
         ):
             self._warm(args, kwargs, options, times)
             self._warm_beside(args, kwargs, options, times)
@@ -229,14 +229,16 @@ class SplitRuntime(Told):
         with kind() as start:
             if (options.ahead or options.chosen) and start.pays():
                 self.enter(args, kwargs, False)  # which has the better words for inputs that it does not take
-                given = Example.of(args, kwargs)
-                again, named = tree.unflatten(
-                    given.resized(given.batch), given.spec
-                )  # forward may write into its inputs
                 with start.starting():
-                    self.run_suffix(self.run_prefix(*again, **named))
+                    self._run_copies(args, kwargs)
             for _ in range(times):
-                self.run_suffix(self.run_prefix(*args, **kwargs))
+                self._run_copies(args, kwargs)
+
+    def _run_copies(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Run both sides on copies of inputs, which forward may write into or use up."""
+        given = Example.of(args, kwargs)
+        again, named = tree.unflatten(given.resized(given.batch), given.spec)
+        self.run_suffix(self.run_prefix(*again, **named))
 
     def _warm_beside(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: CompileOptions, times: int) -> None:
         """Run at a batch of one, or where that is what was given, of two; what can't run there is a note in the report."""
@@ -467,20 +469,20 @@ class SplitRuntime(Told):
     def learn(self, example: Any) -> None:
         """Capture what plans a call with these inputs needs, with and without gradients, as this runtime has them.
 
-        `example`: a tuple of positional inputs, or a pair of such a tuple and a dict of keywords. The model is left as found.
-        Raises what such a call raises.
+        `example`: a tuple of positional inputs, or a pair of such a tuple and a dict of keywords. The model and the
+        inputs are left as found. Raises what such a call raises.
 
         >>> runtime.learn((tokens, torch.zeros_like(mask)))
         """
         args, kwargs = example if len(example) == 2 and isinstance(example[1], dict) else (example, {})
+        given = Example.of(args, kwargs)
         modes = {v.plan.grad_enabled and v.serves(True) for v in self._variants} | {False}
         for training_now in sorted(modes, reverse=True):  # a plan of training may serve both
-            given = Example.of(args, kwargs)
-            args, kwargs = tree.unflatten(given.resized(given.batch), given.spec)
-            snapshot, known = Snapshot(self.model), calls_of(self.model)
+            args, kwargs = tree.unflatten(given.resized(given.batch), given.spec)  # which forward may use up
+            snapshot, known = Snapshot(self.model, (args, kwargs)), calls_of(self.model)
             snapshot.save_all()
             try:
-                with torch.set_grad_enabled(training_now):
+                with torch.set_grad_enabled(training_now), without_saving_hooks():
                     self.joined(*args, **kwargs)
             finally:
                 snapshot.restore(self.draws)

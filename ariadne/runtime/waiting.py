@@ -46,12 +46,12 @@ class Ends:
 
 def leaves_of(loss: torch.Tensor, stops: Iterable[Node]) -> list[torch.Tensor]:
     """The leaves to which the graph of `loss` leads otherwise than through `stops`: for most losses none."""
-    return [node.variable for node in _behind([loss], stops)]
+    return [node.variable for node in behind([loss], stops)]
 
 
 def leaves_behind(nodes: Iterable[Node], stops: Iterable[Node]) -> list[torch.Tensor]:
     """The leaves to which some nodes lead otherwise than through `stops`."""
-    return [node.variable for node in _behind((), stops, nodes)]
+    return [node.variable for node in behind((), stops, nodes)]
 
 
 def led_to(values: Iterable[Any], wanted: Iterable[torch.Tensor] | None) -> set[int]:
@@ -59,7 +59,7 @@ def led_to(values: Iterable[Any], wanted: Iterable[torch.Tensor] | None) -> set[
     ids = {id(leaf) for leaf in wanted} if wanted is not None else None
     if ids is not None and not ids:
         return set()
-    found = {id(node.variable) for node in _behind(_wanting(values), ())}
+    found = {id(node.variable) for node in behind(_wanting(values), ())}
     return found if ids is None else found & ids
 
 
@@ -69,21 +69,21 @@ def rejoins(loss: torch.Tensor, stops: Iterable[Node], values: Iterable[Any], kn
     Ops that are `known` to be of both, whose gradients wait, don't count.
     """
     mine: set[Any] = set()
-    _behind([loss], stops, (), mine)
+    behind([loss], stops, (), mine)
     return any(type(node) is not _AccumulateGrad for node in nodes_behind(values) & (mine - {*stops, *known}))
 
 
 def nodes_behind(values: Iterable[Any]) -> set[Any]:
     """All nodes to which the graph of any of the values leads."""
     seen: set[Any] = set()
-    _behind(_wanting(values), (), (), seen)
+    behind(_wanting(values), (), (), seen)
     return seen
 
 
 def arrivals(loss: torch.Tensor, node: Node) -> int:
     """How many ops of the graph of `loss` give a gradient to a node, which adds them up as they come."""
     seen: set[Any] = set()
-    _behind([loss], (), (), seen)
+    behind([loss], (), (), seen)
     return sum(onward is node for one in seen for onward, _ in one.next_functions)
 
 
@@ -100,7 +100,7 @@ def node_of(t: torch.Tensor) -> Node | None:
     return view.next_functions[0][0]  # type: ignore[no-any-return]
 
 
-def _behind(
+def behind(
     roots: Iterable[torch.Tensor], stops: Iterable[Node], nodes: Iterable[Node] = (), seen: set[Any] | None = None
 ) -> list[Any]:
     """The nodes that accumulate gradients to which the graph of any root, or of `nodes`, leads otherwise than through `stops`.

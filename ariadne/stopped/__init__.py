@@ -19,6 +19,7 @@ files, in import order::
     boundary    the output of the call, and the forward that waits there
     crossing    in training: what crosses besides, and what the suffix's backward pass reaches
     calls       the calls of modules that a forward makes, and the one that is meant
+    standins    leaves in the place of tensors that a graph of the caller's made
     proof       a forward that was stopped, held against the model
     ending      what a forward that is let go changes as it ends
     split       what a user calls

@@ -6,7 +6,7 @@ import contextvars
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import GeneratorType
@@ -16,15 +16,16 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.capture import ALL, NUMPY, PYTHON, TORCH, Example, Names, Snapshot, calls_class
+from ariadne.capture import ALL, NUMPY, PYTHON, TORCH, Example, Names, Snapshot, calls_class, without_saving_hooks
 from ariadne.compare import difference
-from ariadne.errors import AriadneError, UnsupportedError, VerificationError, named
+from ariadne.errors import AriadneError, ModuleError, UnsupportedError, VerificationError, named
 from ariadne.guards import BOOKKEEPING, LEAVES, held, is_a, is_iterator, no_weights_cached, simple
 from ariadne.stopped.calls import Measured, measure
-from ariadne.stopped.forward import is_forwards
+from ariadne.stopped.forward import count, is_forwards
 from ariadne.stopped.handed import NewlyFound, put_back
 from ariadne.stopped.held import at
 from ariadne.stopped.python import PythonState, reached_by
+from ariadne.stopped.standins import older_nodes, refuse_met_again, stand_ins
 
 _MOST = 1 << 16  # things that are looked into for iterators
 _MORE = 4  # proofs at most that end since something was found which had been unknown
@@ -60,7 +61,7 @@ _MOVED = (
 @contextmanager
 def as_found(model: nn.Module, drew: Names, handed: Any = ()) -> Iterator[None]:
     """Leave the model as found after a block, with objects that were `handed` in, and the random generators that forward `drew`
-    from, as `isolated` does.
+    from, as `isolated` does. It runs without the caller's hooks on saved tensors.
 
     Raises `UnsupportedError` where something that it reaches stands otherwise then, and can't be put back.
     """
@@ -68,7 +69,7 @@ def as_found(model: nn.Module, drew: Names, handed: Any = ()) -> Iterator[None]:
     held = PythonState(model).held
     snapshot.save_all()
     try:
-        with put_back(held.locals):
+        with put_back(held.locals), without_saving_hooks():
             yield
     finally:
         snapshot.restore(names)
@@ -325,6 +326,13 @@ def weighed(output: Any) -> torch.Tensor | None:
     return torch.stack(losses).sum() if losses else None
 
 
+_HELD_MADE = (
+    "before the cut forward reads a tensor that a graph of yours made, from where the graph of the prefix knows it by itself "
+    "alone, such as a tuple, an attribute of another tensor or a variable ({}), so it can't be held against the model without "
+    "walking through your graph. Put the tensor into an attribute of a module or a list, or take fallback='python'"
+)
+
+
 class Trained(Protocol):
     """A split that trains."""
 
@@ -342,9 +350,10 @@ def prove_step(model: nn.Module, example: Example, split: Trained, at: str, drew
     """Hold a training step against the whole model's, whose loss weighs each element of the output; both from one state."""
     parameters = dict(model.named_parameters())
 
-    def gradients(args: Any) -> dict[str, Any]:
+    def gradients(args: Any, standing: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         inputs = {f"input{path}": t.grad for path, t in tree.paths(args) if isinstance(t, torch.Tensor) and t.is_leaf}
-        return {**{name: p.grad for name, p in parameters.items()}, **inputs}
+        made = {name: t.grad for name, t in standing.items()}
+        return {**{name: p.grad for name, p in parameters.items()}, **inputs, **made}
 
     def clear() -> None:
         for p in parameters.values():
@@ -352,18 +361,38 @@ def prove_step(model: nn.Module, example: Example, split: Trained, at: str, drew
 
     def whole(*args: Any, **kwargs: Any) -> Any:
         clear()
-        loss = weighed(model(*args, **kwargs))
-        if loss is not None:
-            loss.backward()
-        return gradients((args, kwargs)), loss
+        with stand_ins(model) as standing:
+            loss = weighed(model(*args, **kwargs))
+            if loss is not None:
+                loss.backward()
+        return gradients((args, kwargs), standing), loss
 
     def halves(*args: Any, **kwargs: Any) -> Any:
         clear()
         loss_fn: Any = lambda out, _: weighed(out)  # noqa: E731 - what gives no loss is refused there
-        boundary = split.run_training_prefix(*args, **kwargs)
-        loss, found = split.train_suffix(boundary, loss_fn=loss_fn)
-        split.backward_prefix(boundary, found)
-        return gradients((args, kwargs)), loss
+        with stand_ins(model) as standing:
+            try:
+                boundary = split.run_training_prefix(*args, **kwargs)
+            except ModuleError as error:  # of a graph before the cut
+                if not standing:
+                    raise
+                raise UnsupportedError(_HELD_MADE.format(error)) from error
+            loss, found = split.train_suffix(boundary, loss_fn=loss_fn)
+            split.backward_prefix(boundary, found)
+        return gradients((args, kwargs), standing), loss
 
-    if isolated(model, example, True, whole, drew)[1] is not None:
+    def wants(*args: Any, **kwargs: Any) -> tuple[bool, set[Any]]:
+        clear()
+        began = count()
+        with stand_ins(model):
+            loss = weighed(model(*args, **kwargs))
+            older = older_nodes(loss, began)
+            if loss is not None and not older:
+                loss.backward()
+        return loss is not None, older
+
+    wanting, older = isolated(model, example, True, wants, drew)
+    if older:  # a thread of forward's counts nodes by itself, and its nodes are others in each run
+        refuse_met_again(older & isolated(model, example, True, wants, drew)[1])
+    if wanting:
         hold(model, example, True, whole, halves, at, drew)

@@ -18,7 +18,7 @@ from ariadne.compiled import CompileReport
 from ariadne.cut import ExecutionMode, parse_boundary
 from ariadne.errors import BoundaryError, ModuleError, SpecError, TrainingError
 from ariadne.forks import rlock
-from ariadne.guards import copied_model, no_weights_cached
+from ariadne.guards import copied_model
 from ariadne.runtime import (
     Gradients,
     NotCalled,
@@ -46,7 +46,7 @@ from ariadne.stopped.forward import Forward
 from ariadne.stopped.handed import NewlyFound, look_for_all
 from ariadne.stopped.laid import Laid
 from ariadne.stopped.noted import Before, Noting, Wanted
-from ariadne.stopped.proof import as_found, hold, in_its_thread, isolated, measured_on, prove_step, see_draws
+from ariadne.stopped.proof import hold, in_its_thread, isolated, measured_on, prove_step, see_draws
 from ariadne.stopped.python import PythonState
 from ariadne.stopped.skipped import run_rest
 from ariadne.stopped.standing import Stood, unmoved_since
@@ -240,9 +240,9 @@ class PythonSplit(NotCalled):
 
     def warmup(self, *args: Any, **kwargs: Any) -> None:
         """Run both sides once; the model stays as it is."""
-        self.note_draws(Example.of(args, kwargs), torch.is_grad_enabled())
-        with as_found(self.model, self.draws), no_weights_cached():
-            self.run_suffix(self.run_prefix(*args, **kwargs))
+        given = Example.of(args, kwargs)
+        self.note_draws(given, torch.is_grad_enabled())
+        isolated(self.model, given, torch.is_grad_enabled(), self._joined, self.draws)
 
     # --- training -------------------------------------------------------------------------------------------------
 
