@@ -124,6 +124,10 @@ class Lowering:
         if target is torch.ops.aten.lift_fresh.default:
             self.values.constant("constant", args[0])  # made anew in each call, so that no one else writes into it
             target, args = torch.ops.aten.clone.default, (args[0], None)
+        if (
+            target is torch.ops.aten._reshape_alias.default
+        ):  # a view by strides, which no file may name, as the backward of one has
+            target, args = torch.ops.aten.view.default, args[:2]
         if _is_of_all(event):
             target, args = torch.ops.aten.alias.default, (args[0],)
         op = target._schema.name.split("::")[1]

@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from ariadne.errors import TrainingError
+from ariadne.plan import storage_of
 from ariadne.runtime.optimizers import refuse_other
 from ariadne.runtime.waiting import led_to
 
@@ -127,6 +128,54 @@ def refuse_shared(
             "are trained in two processes, so the gradient here is one share of two: leave runtime.shared_parameters() out of the "
             "optimizers, add the shares of both processes, step both copies by the sum, then clear both gradients"
         )
+
+
+class Before:
+    """The state that the part before the cut reads, whose memory the suffix's optimizer may not step before it."""
+
+    def __init__(self, reads: Iterable[Callable[[], Any]]) -> None:
+        self._reads = [*reads]
+        self._groups: list[Any] = []  # what was looked at last, by whom, and how many there were
+        self._owned, self._count = NOTHING_OWNED, 0
+
+    def refuse_memory(self, optimizer: torch.optim.Optimizer, owned: Owned) -> None:
+        """Raise `TrainingError` where a parameter of the optimizer shares memory with what the prefix reads, as another tensor.
+
+        Looked at once for each optimizer, and again where a parameter was replaced.
+        """
+        refuse_other(optimizer)
+        groups = optimizer.param_groups
+        count = sum(len(group["params"]) for group in groups)
+        if self._groups is groups and self._owned is owned and self._count == count:
+            return
+        read = [t for get in self._reads if isinstance(t := get(), torch.Tensor) and _lies_at(t) is not None]
+        owns = (p for group in groups for p in group["params"] if p.requires_grad)
+        mine = [p for p in owns if _lies_at(p) is not None]
+        stores = {storage_of(t) for t in read}
+        for p in [p for p in mine if storage_of(p) in stores]:
+            other = next((t for t in read if t is not p and storage_of(t) == storage_of(p) and _meet(t, p)), None)
+            if other is not None:
+                raise TrainingError(
+                    f"the optimizer of the suffix owns a parameter (shape {tuple(p.shape)}) whose memory is also that of another "
+                    f"tensor, of shape {tuple(other.shape)}, which the part before the cut reads: it would step before the prefix "
+                    "has gone back. Call train_suffix with optimizer=None, then backward_prefix, and step one optimizer; or make "
+                    "them one parameter, as by model.b.weight = model.a.weight"
+                )
+        self._groups, self._owned, self._count = groups, owned, count
+
+
+def _lies_at(t: torch.Tensor) -> range | None:
+    """The bytes of its storage that a dense tensor's elements lie between; None where it has none."""
+    if storage_of(t) is None or not t.numel():
+        return None
+    start = t.storage_offset() * t.element_size()
+    last = sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
+    return range(start, start + (last + 1) * t.element_size())
+
+
+def _meet(one: torch.Tensor, other: torch.Tensor) -> bool:
+    mine, others = _lies_at(one), _lies_at(other)
+    return mine is not None and others is not None and mine.start < others.stop and others.start < mine.stop
 
 
 def refuse_upstream(optimizer: torch.optim.Optimizer, graph: Iterable[Any], owned: Owned) -> None:

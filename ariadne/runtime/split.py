@@ -23,7 +23,16 @@ from ariadne.cut import (
     select,
     with_trainable,
 )
-from ariadne.errors import BoundaryError, FrontierError, HalfError, ModuleError, SpecError, TrainingError, WitnessError
+from ariadne.errors import (
+    AriadneError,
+    BoundaryError,
+    FrontierError,
+    HalfError,
+    ModuleError,
+    SpecError,
+    TrainingError,
+    WitnessError,
+)
 from ariadne.guards import calls_of, copied_model, not_called, references_hold, unread_alike
 from ariadne.imports import imported
 from ariadne.plan import Value
@@ -322,6 +331,8 @@ class SplitRuntime(Told):
             boundary = self._narrowed(variant, whole)
             variant.check_suffix(boundary)
             owned = self._owned_by(variant)
+            if optimizer is not None and boundary._graph is not None:
+                variant.before.refuse_memory(optimizer, variant.owned())
             cast = self._cast_twice(variant, owned)
             try:
                 return training.train_suffix(suffix, boundary, targets, loss_fn, optimizer, scaler, owned, cast)
@@ -470,7 +481,7 @@ class SplitRuntime(Told):
         """Capture what plans a call with these inputs needs, with and without gradients, as this runtime has them.
 
         `example`: a tuple of positional inputs, or a pair of such a tuple and a dict of keywords. The model and the
-        inputs are left as found. Raises what such a call raises.
+        inputs are left as found. Raises what such a call raises; a forward that runs with gradients alone is learnt so.
 
         >>> runtime.learn((tokens, torch.zeros_like(mask)))
         """
@@ -484,6 +495,11 @@ class SplitRuntime(Told):
             try:
                 with torch.set_grad_enabled(training_now), without_saving_hooks():
                     self.joined(*args, **kwargs)
+            except AriadneError:
+                raise
+            except Exception:
+                if training_now or True not in modes:  # the model has no inference, as where forward takes a gradient
+                    raise
             finally:
                 snapshot.restore(self.draws)
                 not_called(self.model, known)

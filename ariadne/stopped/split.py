@@ -321,8 +321,11 @@ class PythonSplit(NotCalled):
         leaves, crossed = crossing.reached(loss)
         leaves = [leaf for leaf in leaves if leaf is not crossing.anchor]
         behind = led_to([one.tensor for one in crossed], None)
-        waiting = [leaf for leaf in leaves if id(leaf) in behind]
-        if waiting and halt.autocast:
+        both = behind | {
+            id(p) for p in owned.shared
+        }  # in this round the prefix may lead to none of these, as under no_grad
+        waiting = [leaf for leaf in leaves if id(leaf) in both]
+        if halt.autocast and not behind.isdisjoint(map(id, waiting)):
             raise TrainingError(
                 "autocast casts a parameter once for both sides of the cut, and the whole model adds their gradients before it "
                 "casts back; two halves can't. Use torch.autocast(..., cache_enabled=False), or cut elsewhere"
@@ -378,8 +381,9 @@ class PythonSplit(NotCalled):
         if isinstance(mine, StoppedBoundary) and "train_suffix" not in mine._consumed:
             mine.hold_kept()
             refuse_strays(mine._graph or (), *self._parameters().sides)
+        owned = self._owned()
         shares: list[Any] = [p for p, _ in mine._shared]
-        owned = Owned.of(shares, self._owned().suffix)
+        owned = Owned.of([*owned.shared, *shares], owned.suffix)
         backward_prefix(mine, boundary_grads, optimizer=optimizer, scaler=scaler, owned=owned)
 
     # --- elsewhere ------------------------------------------------------------------------------------------------
