@@ -149,8 +149,7 @@ class Before:
         if self._groups is groups and self._owned is owned and self._count == count:
             return
         read = [t for get in self._reads if isinstance(t := get(), torch.Tensor) and _lies_at(t) is not None]
-        owns = (p for group in groups for p in group["params"] if p.requires_grad)
-        mine = [p for p in owns if _lies_at(p) is not None]
+        mine = [p for group in groups for p in group["params"] if _lies_at(p) is not None]  # frozen ones may thaw
         stores = {storage_of(t) for t in read}
         for p in [p for p in mine if storage_of(p) in stores]:
             other = next((t for t in read if t is not p and storage_of(t) == storage_of(p) and _meet(t, p)), None)
