@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import reprlib
 from collections.abc import Collection
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType
 from typing import Any
 
 import torch
@@ -37,6 +37,8 @@ class Given:
             return "plain", value
         if is_array(value) or hasattr(type(value), "tobytes"):
             return "data", _data(value)
+        if type(value) is FunctionType:
+            return "function", value, value.__code__, value.__defaults__, dict(value.__kwdefaults__ or {})
         if is_a(value, torch.Tensor) or type(value) in LEAVES:
             return "same", value
         if is_opaque(value) or not (kind_of(value) or is_a(value, (tuple, frozenset))):
@@ -86,6 +88,9 @@ def _matches(now: Any, then: tuple[Any, ...], seen: list[Any]) -> bool:
         return (is_array(now) or hasattr(type(now), "tobytes")) and tree.identical(_data(now), rest[0])
     if kind == "same":
         return now is rest[0] or (not is_a(now, torch.Tensor) and tree.identical(now, rest[0]))
+    if kind == "function":
+        alike = now is rest[0] and now.__code__ is rest[1] and now.__defaults__ is rest[2]
+        return alike and tree.identical(now.__kwdefaults__ or {}, rest[3])
     if kind == "equal":
         return tree.identical(now, rest[0])
     if type(now) is not rest[0]:

@@ -18,6 +18,7 @@ from ariadne.runtime.waiting import led_to
 # What is of neither side, and got a gradient from a loss whose suffix was trained from bytes; by id.
 BY_A_LOSS: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
 _is_leaf = attrgetter("is_leaf")
+_address: Callable[[torch.Tensor], int] = torch._C.TensorBase.data_ptr
 _get: Callable[[dict[str, Any], str], Any] = dict.get
 
 
@@ -135,18 +136,21 @@ class Before:
 
     def __init__(self, reads: Iterable[Callable[[], Any]]) -> None:
         self._reads = [*reads]
-        self._groups: list[Any] = []  # what was looked at last, by whom, and how many there were
+        self._groups: list[Any] = []  # what was looked at last, by whom, how many there were, and where they lay
         self._owned, self._count = NOTHING_OWNED, 0
+        self._parameters: list[torch.Tensor] = []
+        self._lay: list[int] = []
 
     def refuse_memory(self, optimizer: torch.optim.Optimizer, owned: Owned) -> None:
         """Raise `TrainingError` where a parameter of the optimizer shares memory with what the prefix reads, as another tensor.
 
-        Looked at once for each optimizer, and again where a parameter was replaced.
+        Looked at once for each optimizer, and again where a parameter was replaced, or got other memory.
         """
         refuse_other(optimizer)
         groups = optimizer.param_groups
         count = sum(len(group["params"]) for group in groups)
-        if self._groups is groups and self._owned is owned and self._count == count:
+        stands = self._groups is groups and self._owned is owned and self._count == count
+        if stands and [*map(_address, self._parameters)] == self._lay:
             return
         read = [t for get in self._reads if isinstance(t := get(), torch.Tensor) and _lies_at(t) is not None]
         mine = [p for group in groups for p in group["params"] if _lies_at(p) is not None]  # frozen ones may thaw
@@ -161,6 +165,8 @@ class Before:
                     "them one parameter, as by model.b.weight = model.a.weight"
                 )
         self._groups, self._owned, self._count = groups, owned, count
+        self._parameters = [*mine, *(t for t in read if isinstance(t, torch.nn.Parameter))]
+        self._lay = [*map(_address, self._parameters)]
 
 
 def _lies_at(t: torch.Tensor) -> range | None:

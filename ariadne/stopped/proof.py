@@ -384,8 +384,10 @@ def prove_step(model: nn.Module, example: Example, split: Trained, at: str, drew
     def wants(*args: Any, **kwargs: Any) -> tuple[bool, set[Any]]:
         clear()
         began = count()
-        with stand_ins(model):
+        with stand_ins(model) as standing:
             loss = weighed(model(*args, **kwargs))
+            if loss is not None:
+                standing.refuse_joined(loss)
             older = older_nodes(loss, began)
             if loss is not None and not older:
                 loss.backward()

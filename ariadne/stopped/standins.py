@@ -12,7 +12,7 @@ from torch.autograd.function import BackwardCFunction
 
 from ariadne.capture import Snapshot
 from ariadne.errors import TrainingError, UnsupportedError
-from ariadne.runtime import nodes_behind
+from ariadne.runtime import led_to, nodes_behind
 
 
 class _StandIn(torch.autograd.Function):
@@ -57,14 +57,38 @@ def _saves(node: Any) -> bool:
     return isinstance(node, BackwardCFunction) or any(name.startswith("_raw_saved_") for name in dir(node))
 
 
+class Standing(dict[str, torch.Tensor]):
+    """The leaves that stand in, by name; and the tensors that were `made` elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[torch.Tensor] = []
+
+    def refuse_joined(self, loss: torch.Tensor) -> None:
+        """Raise `UnsupportedError` where a sum of gradients in the caller's graph has parts from several ways through forward.
+
+        Forward runs in a thread of its own, and autograd orders nodes by numbers of each thread: the parts of such a sum would come
+        in another order than in the whole model, and round otherwise.
+        """
+        read, seen = led_to([loss], None), set[Any]()
+        for t in self.made:
+            nodes = nodes_behind([t])
+            if nodes & seen or read & {id(getattr(node, "variable", None)) for node in nodes}:
+                raise UnsupportedError(
+                    f"a tensor that a graph of yours made (shape {tuple(t.shape)}) comes from a tensor that forward reads, too, or "
+                    "from where another one does: the gradients that meet there are added up in another order than in the whole "
+                    "model, since forward runs in a thread of its own. Make it inside of forward, or train the whole model"
+                )
+            seen |= nodes
+
+
 @contextmanager
-def stand_ins(model: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
+def stand_ins(model: nn.Module) -> Iterator[Standing]:
     """Within the block, leaves in the place of the tensors with a graph that the model holds or its functions reach; gives them.
 
     Who calls puts back what the model holds, as `isolated` does.
     """
-    standing, leaves, over = dict[int, torch.Tensor](), dict[str, torch.Tensor](), list[bool]()
-    kept = []  # so that ids are of these alone
+    standing, leaves, over = dict[int, torch.Tensor](), Standing(), list[bool]()
 
     def instead(t: torch.Tensor) -> torch.Tensor:
         if t.grad_fn is None or type(t) is not torch.Tensor:
@@ -74,7 +98,7 @@ def stand_ins(model: nn.Module) -> Iterator[dict[str, torch.Tensor]]:
             standing[id(t)] = made = _StandIn.apply(leaf, over)
             made.__dict__.update(t.__dict__)
             standing[id(made)] = made  # where it is met again
-            kept.append(t)
+            leaves.made.append(t)  # so that ids are of these alone
         return standing[id(t)]
 
     with torch.enable_grad():

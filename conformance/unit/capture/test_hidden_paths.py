@@ -108,6 +108,28 @@ def _doubled(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
 
+def _less(x: torch.Tensor, by: float = 2.0) -> torch.Tensor:
+    return x - by
+
+
+@pytest.mark.parametrize("prepared", [_doubled, _halved], ids=["the example's", "another"])
+def test_a_function_that_was_given_and_has_other_code_now_is_another(
+    prepared: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, runtime = split(_by_kind, prepared)
+    x = torch.randn(3, 4)
+    for given in (_doubled, _less):
+        monkeypatch.setattr(_doubled, "__code__", given.__code__)
+        monkeypatch.setattr(_doubled, "__defaults__", given.__defaults__)
+        with torch.no_grad():
+            try:
+                found = runtime.run_suffix(runtime.run_prefix(x, _doubled))
+            except InputError:
+                assert given is _less
+            else:
+                assert difference(model(x, _doubled), found) is None
+
+
 def _by_kind(m: Any, x: torch.Tensor, k: Any) -> torch.Tensor:
     if isinstance(k, slice):
         return x * x[:, k].sum()

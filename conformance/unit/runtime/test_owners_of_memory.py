@@ -129,6 +129,20 @@ def test_the_optimizer_of_the_suffix_steps_no_memory_of_the_prefix(made: Any) ->
     )
 
 
+def test_memory_that_two_weights_get_after_a_step_is_looked_at_again() -> None:
+    torch.manual_seed(0)
+    model, x = Slices(lambda m: None), torch.randn(3, 6)
+    runtime = prepare_split(model, (x,), split=SplitSpec("after:b", trainable=True))
+    first, last = (torch.optim.SGD(p, 0.1) for p in (runtime.prefix_parameters(), runtime.suffix_parameters()))
+    boundary = runtime.run_training_prefix(x)
+    _, gradients = runtime.train_suffix(boundary, x, loss_fn=F.mse_loss, optimizer=last)
+    runtime.backward_prefix(boundary, gradients, optimizer=first)
+    transposed(model)
+    boundary = runtime.run_training_prefix(x)
+    with pytest.raises(TrainingError, match="whose memory is also that of another tensor"):
+        runtime.train_suffix(boundary, x, loss_fn=F.mse_loss, optimizer=last)
+
+
 def test_weights_beside_each_other_in_one_memory_are_stepped_by_two() -> None:
     """Flat memory for all parameters, as optimizers in one kernel have it: none is that of another."""
     torch.manual_seed(0)

@@ -170,3 +170,27 @@ def test_a_step_of_another_thread_that_met_a_stand_in_is_told() -> None:
         thread.join()
     with pytest.raises(TrainingError, match="in another thread, and its gradient can't reach that graph"):
         found[0].backward()
+
+
+class Joined(nn.Module):
+    """What is made of a parameter outside of forward, which forward reads as well."""
+
+    def __init__(self, twice: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.g = nn.Linear(3, 3), nn.Linear(3, 3), nn.Parameter(torch.ones(3))
+        self.twice, self.made = twice, [self.g.sin()]
+        self.made += [self.g * 2] if twice else []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        random.random()  # so that no graph holds
+        h = self.a(x) * self.made[-1]
+        return self.b(h) * self.made[0] if self.twice else self.b(h) * self.g
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["read as well", "made twice"])
+def test_sums_in_the_callers_graph_with_parts_by_several_ways_are_refused(twice: bool) -> None:
+    """Their parts came in another order, since each thread numbers its nodes by itself: a gradient was off by its last bits."""
+    with pytest.raises(UnsupportedError, match="added up in another order"):
+        prepare_split(
+            Joined(twice), (torch.randn(2, 3),), split=SplitSpec("after:a", trainable=True), fallback="python"
+        )
