@@ -31,7 +31,7 @@ from ariadne.runtime.asked import KeptWhole, refuse_hooked
 from ariadne.runtime.hooked import refuse_hooks_of_both
 from ariadne.runtime.moved import refuse_resized
 from ariadne.runtime.optimizers import step
-from ariadne.runtime.owners import Owned, refuse_shared, refuse_upstream
+from ariadne.runtime.owners import NOTHING_OWNED, Owned, PrefixMemory, refuse_shared, refuse_upstream
 from ariadne.runtime.proof import AT_FAULT, prove
 from ariadne.runtime.split import SplitRuntime
 from ariadne.runtime.taps import Gradients, Tap, carried

@@ -131,11 +131,11 @@ def refuse_shared(
         )
 
 
-class Before:
+class PrefixMemory:
     """The state that the part before the cut reads, whose memory the suffix's optimizer may not step before it."""
 
-    def __init__(self, reads: Iterable[Callable[[], Any]]) -> None:
-        self._reads = [*reads]
+    def __init__(self, reads: Callable[[], Iterable[Any]]) -> None:
+        self._reads = reads
         self._groups: list[Any] = []  # what was looked at last, by whom, how many there were, and where they lay
         self._owned, self._count = NOTHING_OWNED, 0
         self._parameters: list[torch.Tensor] = []
@@ -152,7 +152,7 @@ class Before:
         stands = self._groups is groups and self._owned is owned and self._count == count
         if stands and [*map(_address, self._parameters)] == self._lay:
             return
-        read = [t for get in self._reads if isinstance(t := get(), torch.Tensor) and _lies_at(t) is not None]
+        read = [t for t in self._reads() if isinstance(t, torch.Tensor) and _lies_at(t) is not None]
         mine = [p for group in groups for p in group["params"] if _lies_at(p) is not None]  # frozen ones may thaw
         stores = {storage_of(t) for t in read}
         for p in [p for p in mine if storage_of(p) in stores]:

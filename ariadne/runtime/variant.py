@@ -53,7 +53,7 @@ from ariadne.imports import imported
 from ariadne.plan import Apart, Groups, TraceNode, TracePlan, Value, as_bytes, uses
 from ariadne.runtime.caught import refuse_caught
 from ariadne.runtime.moved import Getter, Moves, getter, refuse_resized
-from ariadne.runtime.owners import Before, Owned, SideSlots
+from ariadne.runtime.owners import Owned, SideSlots
 from ariadne.runtime.shared import rest
 from ariadne.runtime.standing import flight_of, refuse_filled
 from ariadne.segment import Interpreter, Source, emit, halting, load
@@ -167,9 +167,8 @@ class Variant:
             for v in self.state.watched
         ]
         read = dict.fromkeys(self.parts["prefix"].reads(plan)) if "prefix" in self.parts else ()
-        self.before = Before(
-            getter(plan.values[n], model) for n in read if n in plan.values and plan.values[n].is_state
-        )
+        getters = [getter(plan.values[n], model) for n in read if n in plan.values and plan.values[n].is_state]
+        self.before = PrefixMemory(lambda: [get() for get in getters])
         self._ungraphed = [(name, getter(plan.values[name], model)) for name in candidate.ungraphed]
         apart = [(module(path)._parameters, key) for path, key in known.shared] if plan.apart else []
         # Of a side that is not here, those that it shares.

@@ -20,9 +20,11 @@ from ariadne.errors import BoundaryError, ModuleError, SpecError, TrainingError
 from ariadne.forks import rlock
 from ariadne.guards import copied_model
 from ariadne.runtime import (
+    NOTHING_OWNED,
     Gradients,
     NotCalled,
     Owned,
+    PrefixMemory,
     Settings,
     backward_prefix,
     carried,
@@ -86,6 +88,7 @@ class PythonSplit(NotCalled):
         self._example, self._measured, self._lock = example, measured, rlock()
         self._proved = False  # that training gives what the whole model's gives
         self._known: Parameters | None = None
+        self._before = NOTHING_OWNED, PrefixMemory(tuple)
         self.candidates = measured.candidates(model)
         spec = settings.spec
         self.candidate: CallCandidate = chosen or choose(
@@ -297,6 +300,10 @@ class PythonSplit(NotCalled):
         owned = self._owned()
         prefix = owned.prefix
         refuse_shared([p for p in prefix if p.requires_grad], optimizer, "suffix", True)
+        if optimizer is not None:
+            if self._before[0] is not owned:
+                self._before = owned, PrefixMemory(lambda: prefix)
+            self._before[1].refuse_memory(optimizer, owned)
         refuse_hooks_of_both(prefix, owned.suffix)
         mine.consume("train_suffix")
         if optimizer is not None:
