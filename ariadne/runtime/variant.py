@@ -53,7 +53,7 @@ from ariadne.imports import imported
 from ariadne.plan import Apart, Groups, TraceNode, TracePlan, Value, as_bytes, uses
 from ariadne.runtime.caught import refuse_caught
 from ariadne.runtime.moved import Getter, Moves, getter, refuse_resized
-from ariadne.runtime.owners import Owned, SideSlots
+from ariadne.runtime.owners import Owned, PrefixMemory, SideSlots
 from ariadne.runtime.shared import rest
 from ariadne.runtime.standing import flight_of, refuse_filled
 from ariadne.segment import Interpreter, Source, emit, halting, load
