@@ -162,7 +162,7 @@ class BufferWritten(nn.Module):
         return found
 
 
-@toy("buffers_rotated", "state", "rows-mixed")
+@toy("buffers_rotated", "state rows-mixed")
 class BuffersRotated(nn.Module):
     """Three buffers that hand on to each other: each gets what the next held before this call."""
 
