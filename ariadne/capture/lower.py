@@ -126,7 +126,7 @@ class Lowering:
             target, args = torch.ops.aten.clone.default, (args[0], None)
         if (
             target is torch.ops.aten._reshape_alias.default
-        ):  # a view by strides, which no file may name, as the backward of one has
+        ):  # of a view's derivative; by strides, so no file may name it
             target, args = torch.ops.aten.view.default, args[:2]
         if _is_of_all(event):
             target, args = torch.ops.aten.alias.default, (args[0],)
