@@ -263,13 +263,15 @@ def test_a_call_from_another_thread_waits_for_what_was_begun(pretended: Pretende
     assert sorted(side for side, _ in pretended.asked) == ["prefix", "suffix"]
 
 
-def test_an_input_that_forward_writes_into_is_written_as_often_as_without(pretended: Pretended) -> None:
+def test_an_input_that_forward_writes_into_is_left_by_warmup_and_written_once_by_a_call(pretended: Pretended) -> None:
     class Writes(Net):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x.add_(1))
 
     runtime = prepare_split(Writes(), (numbers(4, 5),), split="after:first", mode="compiled")
     runtime.warmup(x := numbers(3, 5))
+    assert torch.equal(x, numbers(3, 5))
+    runtime.run_prefix(x)
     assert torch.equal(x, numbers(3, 5) + 1)
 
 
