@@ -21,6 +21,7 @@ from conformance.random_networks.twins import Twins, asked
 
 WIRE, TOO_SHORT = "over a wire", "there is nothing to cut"
 UNSEEN = ("takes data out of torch unseen", "Forward may do what no op shows")
+BEFORE_PART = "which may read that; pass it to the part"
 HIDE = {"left_torch", "unseen_later"}  # steps whose numbers come by no op of torch, so that a graph would freeze them
 LIMITS = (WIRE, "max_paths", "were written into since")  # of plans that branch on data
 NAMED_LIMITS = {  # what no split can do, or has a bound that the user sets: by words of the error, as results name it
@@ -30,6 +31,7 @@ NAMED_LIMITS = {  # what no split can do, or has a bound that the user sets: by 
     TOO_SHORT: "a plan of one op",
     UNSEEN[0]: "what forward does by no op of torch",
     UNSEEN[1]: "what forward does by no op of torch",
+    BEFORE_PART: "a change in Python before an opaque part that may read it",
 }
 INEXACT = "may differ from the whole model's in the last bits"
 MOVED = ("this boundary's prefix ran elsewhere", "another call, or you, wrote")  # state that both sides of a cut use
