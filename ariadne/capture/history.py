@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -136,6 +136,18 @@ def standing(slots: Iterable[Slot]) -> Iterator[None]:
     finally:
         for table, key, value in kept:
             table[key] = value
+
+
+def as_others(changes: Mapping[Place, Change], known: Container[int]) -> None:
+    """Have tensors of these ids that a run put into containers stand there as others of the same memory.
+
+    So the next run shows where it puts them again, be they the same each time. A buffer is one: each run finds it as the first did.
+    """
+    for change in changes.values():
+        for key in () if change.kind == "set" else change.put():
+            t = change.after[key]
+            if is_a(t, torch.Tensor) and id(t) in known and not t.requires_grad and change.stands(key) is t:
+                change.place(key, t.detach())
 
 
 def _holder(thing: Any, change: Change) -> Any:

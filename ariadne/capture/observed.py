@@ -30,7 +30,7 @@ from ariadne.capture.filled import counted, left_by, made_of, made_of_inputs, re
 from ariadne.capture.flags import set_in
 from ariadne.capture.generalize import SIZE
 from ariadne.capture.grown import refuse_asked
-from ariadne.capture.history import History, alike, gives, lived
+from ariadne.capture.history import History, alike, as_others, gives, lived
 from ariadne.capture.hung import refuse_hung, refuse_hung_again
 from ariadne.capture.identity import compares, watching
 from ariadne.capture.lower import Lowering
@@ -188,6 +188,8 @@ def observe(
         for more in reversed(range(_UNTIL_WARM if found.scripted else first)):
             snapshot.again(found.drew)
             args, kwargs = tree.unflatten(example.resized(batch, perturbed), example.spec)
+            if first:
+                as_others(changes, {*map(id, snapshot.all_tensors())})
             containers = reach.containers(args, kwargs)
             attributes = attributes_of(snapshot.modules)
             with torch.set_grad_enabled(grad), watching(found.codes if first else ()) as compared, Undone(snapshot):

@@ -335,7 +335,7 @@ def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
     state_over = State(plan, groups)
     last_write: dict[str, tuple[int, str]] = {}
     fixed: dict[str, str] = {}
-    stored = {(s.path, s.name): next(uses(s.atoms), "") for s in plan.stores if s.table == "_buffers"}
+    stored = {s.stands_at: s for s in plan.stores if s.stands_at}
     for i, node in enumerate(plan.nodes):
         for name in node.writes:
             last_write[groups.find(name)] = (i, node.name)
@@ -363,14 +363,13 @@ def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
         and (was := plan.values.get(next(uses(node.args), ""))) is not None
         and was.shape != plan.values[node.outputs[0]].shape
     }  # fmt: skip
-    old_reads: dict[str, int] = {}
+    old_reads: dict[tuple[Any, ...], int] = {}
     reads = [(i, r) for i, node in enumerate(plan.nodes) for r in node.reads]
     reads += [(plan.stored_from(s) - 1, r) for s in plan.stores for r in uses(s.atoms)]
     reads += [(len(plan.nodes), r) for r in uses(plan.output)]
     for i, r in reads:
-        origin = plan.values[r].origin if r in plan.values else ()
-        if len(origin) == 2 and origin in stored:
-            old_reads[stored[origin]] = max(i, old_reads.get(stored[origin], i))
+        for at in plan.values[r].stands_in(stored) if r in plan.values else ():
+            old_reads[at] = max(i, old_reads.get(at, i))
 
     state = {groups.find(n) for n, v in plan.values.items() if v.is_state}  # of which the suffix has no copy
     written_stores = [
@@ -422,9 +421,10 @@ def frontiers(plan: TracePlan) -> tuple[SplitCandidate, ...]:
         for name, (first, last) in casts.items():
             if first < cut <= last:
                 reason = f"autocast in forward casts {name!r} once for ops on both sides, and keeps the cast"
-        for value, last in old_reads.items():
-            if plan.definitions.get(value, -1) < cut <= last:
-                reason = f"forward replaces a buffer before the cut (by {value!r}) and reads the old one after it"
+        for place, last in old_reads.items():
+            if cut <= last and plan.stored_before(cut, store := stored[place]):
+                by = next(uses(store.atoms), "")
+                reason = f"forward replaces {store.where} before the cut (by {by!r}) and reads the old one after it"
         for store, last in written_stores:
             if last >= cut and plan.stored_before(cut, store):
                 reason = (

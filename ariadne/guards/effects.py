@@ -23,6 +23,7 @@ from ariadne.guards.attributes import (
     MISSING,
     SIMPLE,
     Attribute,
+    Slots,
     held,
     is_a,
     is_bare,
@@ -112,6 +113,17 @@ class Change:
     def gone(self) -> list[Any]:
         """The keys of a dict, or attributes of an object, that are no more."""
         return [k for k in self.before if k not in self.after] if self.kind in ("dict", "object") else []
+
+    def stands(self, key: Any) -> Any:
+        """What the container holds there now; `MISSING` where it holds nothing."""
+        now = contents(self.thing, self.kind)
+        return now.get(key, MISSING) if is_a(now, dict) else next(iter(now[key : key + 1]), MISSING)
+
+    def place(self, key: Any, value: Any) -> None:
+        """Have the container hold a value there."""
+        thing = self.thing.thing if is_a(self.thing, Root) else self.thing
+        table = thing if is_a(thing, dict) or self.kind == "list" else Slots(thing)
+        table[key] = value
 
     def reordered(self) -> bool:
         """Whether the keys of a dict stand otherwise than where new ones come to its end, and all others stay where they are."""

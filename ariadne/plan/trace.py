@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -48,6 +48,13 @@ class Value:
     def is_state(self) -> bool:
         """Whether it is read from the model."""
         return self.kind in ("parameter", "buffer", "attribute")
+
+    def stands_in(self, places: Container[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+        """Those of the places, each as `Store.stands_at` has it, in which this tensor of the model stands."""
+        steps = tuple(key[1] if type(key) is tuple and key[:1] == (".",) else key for key in self.origin)
+        for n in range(2, len(steps) + 1) if self.is_state else ():
+            if steps[:n] in places:
+                yield steps[:n]
 
     @property
     def differentiable(self) -> bool:
@@ -187,6 +194,13 @@ class Store:
     def container(self) -> tuple[Any, ...]:
         """The steps to the container that it goes into."""
         return self.steps[:-1] if self.how in ("set", "remove", "grow") else self.steps
+
+    @property
+    def stands_at(self) -> tuple[Any, ...]:
+        """The module and the steps in it to where this goes; none where that is not in the model."""
+        if self.table == "held":
+            return (self.path, *self.steps)
+        return () if self.inside else (self.path, self.name)
 
     @property
     def inside(self) -> bool:

@@ -165,11 +165,11 @@ class _Writer:
                 body.append((node.region, f"del {', '.join(gone)}"))
             for name in gone:
                 there.pop(name, None)
-        replaced = {(store.path, store.name) for store in stores if not store.inside}
+        replaced = {store.stands_at for store in stores if store.stands_at}
         after = (*(() if part.gives is not None else self.plan.output), *(store.atoms for store in stores))
         for name in dict.fromkeys(uses(after)):
             value = self.plan.values.get(name)  # not that of the batch
-            if value is not None and value.is_state and value.origin in replaced and name not in self.taken:
+            if value is not None and name not in self.taken and any(value.stands_in(replaced)):
                 local = self.names.new(name)
                 body.append((PLAIN, f"{local} = {self._state(value)}  # before something else stands there"))
                 self.stood[name] = local

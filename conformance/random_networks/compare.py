@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from conformance.random_networks.parts import Recorded
+from conformance.random_networks.parts import Delay, Recorded
 from conformance.random_networks.python_steps import Counting
 from conformance.suite.state import seed_torch
 
@@ -163,5 +163,6 @@ def state(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> d
             "class": {n: getattr(type(model), n, None) for n in ON_CLASS},
             "recorded": {n: dict(m.recorder.found) for n, m in model.named_modules() if isinstance(m, Recorded)},
             "calls": {n: m.calls for n, m in model.named_modules() if isinstance(m, Counting)},
+            "delayed": {n: dict(m.seen) for n, m in model.named_modules() if isinstance(m, Delay)},
         }
     )

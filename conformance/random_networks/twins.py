@@ -24,7 +24,7 @@ from conformance.random_networks.compare import (
     state,
     tensors,
 )
-from conformance.random_networks.parts import Recorded
+from conformance.random_networks.parts import Delay, Recorded
 from conformance.random_networks.program import Program, apart, build
 from conformance.random_networks.python_steps import Counting
 from conformance.suite.state import rng_state, set_rng_state
@@ -133,6 +133,8 @@ class Twins:
             for mine, other in zip(self.split.modules(), self.whole.modules(), strict=True):
                 if isinstance(mine, Counting):
                     mine.calls = other.calls
+                if isinstance(mine, Delay):
+                    mine.seen.update(copied(other.seen))
                 if isinstance(mine, Recorded):
                     mine.recorder.found.clear()
                     mine.recorder.found.update(other.recorder.found)

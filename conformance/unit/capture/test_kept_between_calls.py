@@ -109,6 +109,50 @@ NOTED = {
 }
 
 
+# A buffer that forward replaces, or writes into, and puts somewhere else, too: `q` is the model's, and `n` what is made.
+HANDED_ON = {
+    "under a key": "s.d['p'] = s.q; s.q = n; h = h + s.q",
+    "under a key, and a new one beside": "s.d['new'] = n; s.d['p'] = s.q; s.q = s.q * 0.9 + n",
+    "under a key that holds another": "s.d['z'] = s.q; s.q = n",
+    "under a key that always holds it": "s.d['z'] = s.q; h = h + s.q",
+    "under a key, and written in place": "s.q.mul_(0.5).add_(n); s.d['z'] = s.q",
+    "by an object": "s.o.p = s.q; s.q = n; h = h + s.o.p",
+    "by an object that had one": "s.o.z = s.q; s.q = n",
+    "in a list": "s.rows[0] = s.q; s.q = n",
+    "in a global dict": "D['p'] = s.q; s.q = n",
+    "by a global": "global G; G = s.q; s.q = n",
+    "by an attribute": "s.prev = s.q; s.q = n",
+    "further on": "s.o.z = s.d['z']; s.d['z'] = s.q; s.q = n",
+    "further on, and a new one there": "s.o.z = s.d['z']; s.d['z'] = s.q = n",
+    "where it changes places": "s.d['z'], s.o.z = s.o.z, s.d['z']",
+    "where nothing stands": "if s.memo is None: s.memo = s.q\nh = h + s.q",
+}
+
+
+@pytest.mark.parametrize("ran", [False, True])
+@pytest.mark.parametrize("case", HANDED_ON)
+def test_a_buffer_that_is_put_elsewhere_too_is_put_there_at_each_call(case: str, ran: bool) -> None:
+    head = """
+    D, G = {}, None
+    class Base(Base):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("q", torch.zeros(4))
+            self.d["z"], self.o.z, self.prev = torch.ones(4), torch.ones(4) * 2, None
+    """
+    body = f"h = s.a(x); n = h.mean(0).detach()\n{HANDED_ON[case]}\nreturn s.b(h)"
+    same_throughout(body, head, trainable=False, ran=ran)
+
+
+@pytest.mark.parametrize("gives", ["s.b(h + r)", "(s.b(h), r)"])
+def test_a_buffer_that_results_follow_where_it_is_handed_on_to_is_refused(gives: str) -> None:
+    body = f"h = s.a(x); r = s.d['z']; s.d['z'] = s.q; s.q = h.mean(0).detach(); return {gives}"
+    head = "class Base(Base):\n    def __init__(self):\n        super().__init__()\n"
+    head += "        self.register_buffer('q', torch.zeros(4)); self.d['z'] = torch.ones(4)"
+    with pytest.raises(UnsupportedError, match="gives another result when it runs again"):
+        same_throughout(body, head, trainable=False)
+
+
 @pytest.mark.parametrize("ran", [False, True])
 @pytest.mark.parametrize("case", NOTED)
 def test_what_each_call_notes_of_its_batch_is_noted_by_the_split(case: str, ran: bool) -> None:
