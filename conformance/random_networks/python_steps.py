@@ -15,6 +15,7 @@ MAY_WRITE = (
     "checkpointed",
     "opaque",  # a plan keeps these whole, and does not know what they leave alone
     "grown",  # in what it makes itself
+    "slope",  # the flag of what it detaches, by requires_grad_
 )
 SCALES = (1.0, 2.0, 0.5)  # what a session lets the number of a network's class be
 
