@@ -28,12 +28,23 @@ def states() -> dict[str, Any]:
 
 def moved_of_python(then: Mapping[str, Any]) -> list[str]:
     """Which of `random` and `numpy.random` moved since."""
-    now, names = states(), []
-    if now["python"] != then["python"]:
+    return [name for name in differing(then, states()) if name in OF_PYTHON]
+
+
+def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Which generators stand elsewhere, by their names in `ALL`, of two states of the process's."""
+    names = []
+    devices = "cuda" in one and "cuda" in other
+    if not torch.equal(one["torch"], other["torch"]) or (
+        devices and not all(map(torch.equal, one["cuda"], other["cuda"]))
+    ):
+        names.append(TORCH)
+    if one["python"] != other["python"]:
         names.append(PYTHON)
-    if "numpy" in now and "numpy" in then:
-        old, new = then["numpy"], now["numpy"]
-        if any((a != b).any() if hasattr(a, "any") else a != b for a, b in zip(old, new, strict=True)):
+    if "numpy" in one and "numpy" in other:
+        if any(
+            (a != b).any() if hasattr(a, "any") else a != b for a, b in zip(one["numpy"], other["numpy"], strict=True)
+        ):
             names.append(NUMPY)
     return names
 

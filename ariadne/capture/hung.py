@@ -5,15 +5,18 @@ A plain value that it sets once, such as a flag, is a cache: a split may leave i
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from ariadne import tree
 from ariadne.capture.state import Snapshot
 from ariadne.errors import UnsupportedError
-from ariadne.guards import MISSING, lasts
+from ariadne.guards import MISSING, is_a, lasts
 
 Hung = dict[tuple[int, str], Any]
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def hung(snapshot: Snapshot) -> Hung:
@@ -34,6 +37,28 @@ def refuse_hung(snapshot: Snapshot) -> Hung:
         if name in snapshot.marks[i][1] or not lasts(now):
             raise _refusal(snapshot, i, name)
     return found
+
+
+def attributes_set(value: Any) -> list[dict[str, Any]]:
+    """What Python has set on each tensor of a value, but for those of a class of its own, which keep what they are made of there."""
+    return [{**vars(t)} if is_a(t, torch.Tensor) and type(t) in _PLAIN else {} for t in tree.leaves(value)]
+
+
+def refuse_hung_on_results(
+    output: Any, inputs: Sequence[Any], were: Sequence[Mapping[str, Any]], model: Collection[int]
+) -> None:
+    """Raise `UnsupportedError` where forward has set an attribute on a tensor that it was given, and `were` there, or that it gives."""
+    given = {id(t): was for t, was in zip(inputs, were, strict=True)}
+    found = [(t, own, "was given" if id(t) in given else "gives") for value in (inputs, output)
+             for t, own in zip(tree.leaves(value), attributes_set(value), strict=True)]  # fmt: skip
+    for t, own, how in found:
+        new = [name for name, value in own.items() if given.get(id(t), {}).get(name, MISSING) is not value]
+        name = next((name for name in new if id(t) not in model and not name.startswith("_dynamo")), None)
+        if name is not None:
+            raise UnsupportedError(
+                f"forward sets the attribute {name!r} on a tensor {list(t.shape)} that it {how}, which no plan does; return what "
+                "stands there beside the tensor"
+            )
 
 
 def refuse_hung_again(snapshot: Snapshot, first: Hung) -> None:

@@ -31,9 +31,10 @@ from ariadne.capture.flags import set_in
 from ariadne.capture.generalize import SIZE
 from ariadne.capture.grown import refuse_asked
 from ariadne.capture.history import History, alike, as_others, gives, lived
-from ariadne.capture.hung import refuse_hung, refuse_hung_again
+from ariadne.capture.hung import attributes_set, refuse_hung, refuse_hung_again, refuse_hung_on_results
 from ariadne.capture.identity import compares, watching
 from ariadne.capture.lower import Lowering
+from ariadne.capture.once import Moved, refuse_once
 from ariadne.capture.outcome import refuse_unrun
 from ariadne.capture.parts import refuse_shared
 from ariadne.capture.reach import Reach
@@ -152,7 +153,7 @@ def observe(
     way once it is warm: then the model runs until it gives the same twice, and that is the output.
     """
     leaves = example.resized(batch, perturbed)
-    laid = [_laid(leaf) for leaf in leaves]
+    laid, hung_before = [_laid(leaf) for leaf in leaves], attributes_set(leaves)
     reach = Reach(model)
     args, kwargs = tree.unflatten(leaves, example.spec)
     snapshot = reach.snapshot(args, kwargs)
@@ -166,12 +167,14 @@ def observe(
                 watch.tell(leaves[i], tuple(batch_symbol if d == dim else None for d in range(leaves[i].dim())))
         with torch.set_grad_enabled(grad), recording(model, None, snapshot, watch) as (found, _):
             found.output = model(*args, **kwargs)
+        left_by_first = Moved.by(snapshot)
         refuse_unrun(found.output)
         _refuse_laid_anew(laid, leaves, called(model, example.spec))
         found.effects = containers.changes(snapshot.is_inside)
         containers.refuse_ordering(found.names)
         settled = _refuse_python_state(found, snapshot, batch, effects)
         marked = refuse_hung(snapshot)
+        refuse_hung_on_results(found.output, leaves, hung_before, state)
         _refuse_strides(found, leaves)
         low = Lowering(
             model, found, snapshot, state, leaves, example.batched, None, batch_symbol, {}, called(model, example.spec)
@@ -223,6 +226,7 @@ def observe(
                     f"it keeps state in Python{set_by_it and f' (it sets {set_by_it})'}, draws from a generator of its own, or is "
                     "not deterministic. Keep state in buffers, and draw from torch's RNG"
                 )
+        left_by_second = Moved.by(snapshot)
         history, primed = None, list[Key]()
         if effects is None:
             effects = effects_of(changes, containers.changes(snapshot.is_inside))
@@ -260,6 +264,7 @@ def observe(
                 return gives(model, example, batch, grad, (), snapshot)
 
             refuse_asked(once_more, output, containers, effects.rules, history.larger)
+            refuse_once(snapshot, left_by_first, left_by_second)
             if is_looked_into(left, found, snapshot.modules):
                 refuse_gone_on(model, example, batch, grad, found.drew, snapshot, left, _refuse_strange)
         refuse_repeated(found, unpruned, snapshot, effects.rules, containers)

@@ -241,12 +241,18 @@ class Outcome:
         """Whether forward returns this very list or dict, or one that it holds."""
         return any(id(one) in self._returned for one in _containers(value))
 
+    def _is_registered(self, t: torch.Tensor) -> bool:
+        """Whether a tensor is a buffer or a parameter, so that a plan reads it there, wherever else it stands."""
+        return self.values.state.get(id(t), ("", ()))[0] in ("buffer", "parameter")
+
     def _put(self, place: Place, change: Change, key: Any) -> Put:
         """What was put into a container at one key; or the error that says why no plan can put it there."""
         value = change.after[key]
         before = change.before.get(key) if isinstance(change.before, dict) else (*change.before[key : key + 1], None)[0]
         leaves, spec = self._made(value)
-        if any(id(t) in self._read for t in tree.leaves(before) if isinstance(t, torch.Tensor)):
+        if any(
+            id(t) in self._read and not self._is_registered(t) for t in tree.leaves(before) if is_a(t, torch.Tensor)
+        ):
             return refused(
                 place, key, "in place of a tensor that it reads, which a plan can't follow; keep it in a buffer"
             )

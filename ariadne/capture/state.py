@@ -104,6 +104,7 @@ class Snapshot:
         self._slots: list[tuple[Slots, dict[str, Any]]] = []
         self._sets: list[tuple[set[Any], set[Any]]] = []
         self._saved: dict[int, Copy] = {}
+        self.written = set[int]()  # the model's memory that ops wrote in this run
         self.marks: list[
             tuple[torch.Tensor, dict[str, Any]]
         ] = []  # the model's tensors, and those that variables outside of it hold, and what Python has set on them
@@ -319,10 +320,16 @@ class Snapshot:
         if id(tensor) not in self._saved:
             self._saved[id(tensor)] = Copy.of(tensor)
 
+    def copies(self) -> list[Copy]:
+        """The copies that it keeps of the model's own tensors."""
+        own = {id(t) for t in self.all_tensors()}
+        return [copy for at, copy in self._saved.items() if at in own]
+
     def save_owners(self, written: torch.Tensor) -> None:
         """Keep copies of all state that shares memory with a tensor about to be written."""
-        if written.layout is torch.strided:
-            for owner in self._owners.get(written.untyped_storage()._cdata, ()):
+        if written.layout is torch.strided and (owners := self._owners.get(at := written.untyped_storage()._cdata)):
+            self.written.add(at)
+            for owner in owners:
                 self.save(owner)
 
     def save_buffers(self) -> None:
@@ -387,6 +394,7 @@ class Snapshot:
             if id(d) in registries and any(d.get(k, d) is not v for k, v in old.items()):
                 d.update(old)
         self._restore_tensors()
+        self.written.clear()
         if self.inside:
             self._put_back(self.is_inside)
         generators.put_back(self.rng, {generators.TORCH, *self.draws_inside}.intersection(drew))

@@ -114,6 +114,19 @@ class Change:
         """The keys of a dict, or attributes of an object, that are no more."""
         return [k for k in self.before if k not in self.after] if self.kind in ("dict", "object") else []
 
+    def lost(self) -> list[Any]:
+        """What it holds no longer, where nothing else came in its place: keys, members, or what else stood in a list.
+
+        Of a registry, as of a module's hooks, also where another name came.
+        """
+        if self.kind == "set":
+            gone = self.before - self.after
+            return [*gone] if is_a(self.thing, Names) or not self.after - self.before else []
+        if self.kind == "list":
+            kept = {*map(id, self.after)}
+            return [v for v in self.before if id(v) not in kept] if len(self.after) < len(self.before) else []
+        return [] if self.put() else self.gone()
+
     def stands(self, key: Any) -> Any:
         """What the container holds there now; `MISSING` where it holds nothing."""
         now = contents(self.thing, self.kind)
@@ -376,6 +389,10 @@ def contents(value: Any, kind: str) -> Any:
     return {**slots, **(own_of(value) or {})}
 
 
+def _briefly(value: Any) -> str:
+    return repr(value) if is_a(value, SIMPLE) else f"a {type(value).__name__}"
+
+
 def effects_of(first: Mapping[Place, Change], second: Mapping[Place, Change]) -> Effects:
     """What two runs, one after the other, did to containers; raises `UnsupportedError` for what no plan can follow."""
     found = Effects({}, {*first})
@@ -405,8 +422,12 @@ def effects_of(first: Mapping[Place, Change], second: Mapping[Place, Change]) ->
         grown = found.rules[place].grown if place in found.rules else ()
         found.rules[place] = replace(rule, grown=grown)
     for place, change in first.items():
-        if place not in second and change.gone() and not change.put():
-            raise refusal(place, f"loses {change.gone()[0]!r}, which may be for once or for each call")
+        if place not in second and (lost := change.lost()):
+            raise UnsupportedError(
+                f"forward changes what is in {place.words()}, which loses {_briefly(lost[0])}, and that may be for once or for each "
+                "call. Where it is for once, as of a hook that removes itself, run the model once, and prepare then; else keep such "
+                "state in a buffer"
+            )
     return found
 
 

@@ -44,12 +44,14 @@ class Owned:
         return cls([*before.values()], [*after.values()], both, frozenset(before), frozenset(after))
 
     def registered(self, model: torch.nn.Module) -> Owned:
-        """Those of them that `model.parameters()` has, as the whole model's optimizer would.
+        """Those of them that `model.parameters()` has, as the whole model's optimizer would; and the others, as the suffix's.
 
-        A parameter in a plain list, such as a teacher's that is to stay as it is, is read, but in no registry of the model.
+        A parameter in a plain list, such as a teacher's that is to stay as it is, is read, but in no registry of the model. One
+        that no part of forward reads may be the loss's, as the weights of several losses are, and that runs with the suffix.
         """
-        known = {id(p) for p in model.parameters()}
-        return Owned.of(*([p for p in side if id(p) in known] for side in (self.prefix, self.suffix)))
+        known = {id(p): p for p in model.parameters()}
+        prefix, suffix = ([p for p in side if id(p) in known] for side in (self.prefix, self.suffix))
+        return Owned.of(prefix, [*suffix, *(p for i, p in known.items() if i not in self.of_prefix | self.of_suffix)])
 
     def refuse_input_of_suffix(self, given: torch.Tensor) -> None:
         """Raise `TrainingError` where an input was computed from a parameter that the suffix alone reads, or is one.

@@ -78,7 +78,7 @@ class Plans:
         self._variants: list[Variant] = []
         self._change = ""  # what the plans that would serve the call find changed
         self._changes = 0  # calls that were captured for one
-        self._unlisted: dict[int, Callable[[], Any]] = {}  # parameters that no side had when these were asked for
+        self._unlisted: dict[int, Callable[[], Any]] = {}  # parameters that neither side read when these were asked for
         self._listed_all: set[Variant] = set()  # plans that read none of them
         self._dropped: set[tuple[str, str]] = set()  # the keys of variants that made way for others
         self._rests: dict[Any, Any] = {}  # how a call goes on from a question of one plan in another
@@ -430,18 +430,19 @@ class Plans:
             )
 
     def _refuse_unlisted(self, variant: Variant) -> None:
-        """Raise `TrainingError` where a plan reads a parameter that no optimizer of a side's parameters has."""
+        """Raise `TrainingError` where a plan reads a parameter before the cut that was told as one of the suffix's."""
         unlisted = False
-        for path, name in (pair for reads in variant.reads.values() for pair in reads):
+        for path, name in variant.reads["prefix"]:
             p = self.model.get_submodule(path)._parameters.get(name)
             if p is not None and self._unlisted.get(id(p), lambda: None)() is p:
                 unlisted = True
                 if p.requires_grad:
                     where = f"{path}.{name}".lstrip(".")
                     raise TrainingError(
-                        f"forward reads the parameter {where!r} now, which was among neither side's parameters when these were "
-                        "asked for: an optimizer made of them would not step it. Run runtime.learn(example_inputs), ask for "
-                        "prefix_parameters() and suffix_parameters() again, and make the optimizers anew"
+                        f"forward reads the parameter {where!r} before the cut now, and read it nowhere when the parameters of both "
+                        "sides were asked for: it was among the suffix's, whose optimizer would step it too early. Run "
+                        "runtime.learn(example_inputs), ask for prefix_parameters() and suffix_parameters() again, and make the "
+                        "optimizers anew"
                     )
         if not unlisted:
             self._listed_all.add(variant)

@@ -109,7 +109,10 @@ class Told(NotCalled, Paths):
         return [*self._listed().prefix]
 
     def suffix_parameters(self) -> list[nn.Parameter]:
-        """The parameters of the model that the suffix reads, each once: for the optimizer of `train_suffix`, save the shared."""
+        """The parameters of the model that the suffix reads, each once: for the optimizer of `train_suffix`, save the shared.
+
+        Those that forward reads nowhere are among them, since the loss may.
+        """
         return [*self._listed().suffix]
 
     def shared_parameters(self) -> list[nn.Parameter]:
@@ -117,7 +120,7 @@ class Told(NotCalled, Paths):
         return [*self._listed().shared]
 
     def _listed(self) -> Owned:
-        """What the sides own, as it is told the user; note is taken of the parameters that neither has."""
+        """What the sides own, as it is told the user; note is taken of the parameters that neither reads."""
         now, owned = self._now[True], self._owned()
         if self.settings.on_change == "capture":
             for path in sorted({path for reads in now.reads.values() for path, _ in reads}):

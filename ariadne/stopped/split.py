@@ -16,7 +16,7 @@ from ariadne.boundary import BoundaryPayload, no_boundary
 from ariadne.capture import Example, Snapshot
 from ariadne.compiled import CompileReport
 from ariadne.cut import ExecutionMode, parse_boundary
-from ariadne.errors import BoundaryError, ModuleError, SpecError, TrainingError
+from ariadne.errors import BoundaryError, ModuleError, SpecError, TrainingError, named
 from ariadne.forks import rlock
 from ariadne.guards import copied_model
 from ariadne.runtime import (
@@ -94,7 +94,6 @@ class PythonSplit(NotCalled):
         self.candidate: CallCandidate = chosen or choose(
             self.candidates, settings.boundary, measured.ops, trainable=spec.trainable, objective=settings.objective
         )
-        self.module = model.get_submodule(self.candidate.after)
         self._modules = [*model.modules()]
         self._signature = signature_of(model, self.candidate, measured)
         self.wanted, self._laid = Wanted(), Laid()
@@ -113,6 +112,17 @@ class PythonSplit(NotCalled):
         return self.candidate.split_id
 
     @property
+    def module(self) -> nn.Module:
+        """The module after whose call forward is cut, as it stands in the model now; `ModuleError` where there is none."""
+        try:
+            return self.model.get_submodule(self.candidate.after)
+        except AttributeError:
+            raise ModuleError(
+                f"{named(self.candidate.after)}, after which this split is cut, is no longer in the model; put a module there, or "
+                "call prepare_split again"
+            ) from None
+
+    @property
     def draws(self) -> frozenset[str]:
         """The random generators of the process that the examples were seen to draw from."""
         return frozenset(self._measured.drew)
@@ -129,7 +139,7 @@ class PythonSplit(NotCalled):
         return [*self._listed().prefix]
 
     def suffix_parameters(self) -> list[nn.Parameter]:
-        """The parameters of the model that the example used after the cut, each once; raises as `prefix_parameters` does."""
+        """The parameters of the model that the example used after the cut, or nowhere, each once; raises as `prefix_parameters`."""
         return [*self._listed().suffix]
 
     def shared_parameters(self) -> list[nn.Parameter]:
