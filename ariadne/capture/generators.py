@@ -41,11 +41,9 @@ def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
         names.append(TORCH)
     if one["python"] != other["python"]:
         names.append(PYTHON)
-    if "numpy" in one and "numpy" in other:
-        if any(
-            (a != b).any() if hasattr(a, "any") else a != b for a, b in zip(one["numpy"], other["numpy"], strict=True)
-        ):
-            names.append(NUMPY)
+    arrays = zip(one["numpy"], other["numpy"], strict=True) if "numpy" in one and "numpy" in other else ()
+    if any((a != b).any() if hasattr(a, "any") else a != b for a, b in arrays):
+        names.append(NUMPY)
     return names
 
 

@@ -40,14 +40,14 @@ def refuse_hung(snapshot: Snapshot) -> Hung:
 
 
 def attributes_set(value: Any) -> list[dict[str, Any]]:
-    """What Python has set on each tensor of a value, but for those of a class of its own, which keep what they are made of there."""
+    """What Python has set on each tensor of a value, but for those of a class of its own, which keep their parts there."""
     return [{**vars(t)} if is_a(t, torch.Tensor) and type(t) in _PLAIN else {} for t in tree.leaves(value)]
 
 
 def refuse_hung_on_results(
     output: Any, inputs: Sequence[Any], were: Sequence[Mapping[str, Any]], model: Collection[int]
 ) -> None:
-    """Raise `UnsupportedError` where forward has set an attribute on a tensor that it was given, and `were` there, or that it gives."""
+    """Raise `UnsupportedError` where forward has set an attribute on a tensor that it gives, or was given; `were`: those before."""
     given = {id(t): was for t, was in zip(inputs, were, strict=True)}
     found = [(t, own, "was given" if id(t) in given else "gives") for value in (inputs, output)
              for t, own in zip(tree.leaves(value), attributes_set(value), strict=True)]  # fmt: skip

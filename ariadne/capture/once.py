@@ -1,7 +1,7 @@
 """Once: what a first call alone writes into tensors, or draws. A plan goes a first call's way, and would do so at each.
 
-A second run finds tensors and generators as the first one did, and Python as that left it. Where it leaves other data in a tensor of
-the model's, or generators elsewhere, something in Python decides, such as a flag in a container.
+A second run finds tensors and generators as the first one did, and Python as that left it. Where it leaves other data in a tensor
+of the model's, or generators elsewhere, something in Python decides, such as a flag in a container.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ariadne.compare import same_bits
 from ariadne.errors import UnsupportedError, named
 
 _BUFFER, _TENSOR = "buffer", "tensor"
-Key = tuple[str, Any]
+Key = tuple[str, Any]  # the kind, and the id of a tensor; or of a buffer its path and name
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,9 @@ class Moved:
     @classmethod
     def by(cls, snapshot: Snapshot) -> Moved:
         """What the run left that has just ended."""
-        data = {(_TENSOR, id(copy.tensor)): Copy.of(copy.tensor).data for copy in snapshot.copies()}
+        data: dict[Key, torch.Tensor] = {
+            (_TENSOR, id(copy.tensor)): Copy.of(copy.tensor).data for copy in snapshot.copies()
+        }
         data |= {(_BUFFER, (path, name)): t.detach().clone() for path, name, t in snapshot.replaced_buffers()}
         return cls(data, frozenset(snapshot.written), generators.states() if threading.active_count() == 1 else None)
 
@@ -50,16 +52,16 @@ def refuse_once(snapshot: Snapshot, first: Moved, second: Moved) -> None:
             kind, at = key
             what = f"the buffer {at[1]!r} of {named(at[0])}" if kind == _BUFFER else _name(snapshot, at)
             raise UnsupportedError(
-                f"forward writes into {what} at its first call, and otherwise at later ones: something in Python decides, such as a "
-                "flag that it sets. A plan goes a first call's way at each call. Run the model once, and prepare then; or keep the "
-                "flag in a buffer"
+                f"forward writes into {what} at its first call, and otherwise at later ones: something in Python decides, such as "
+                "a flag that it sets. A plan goes a first call's way at each call. Run the model once, and prepare then; or keep "
+                "the flag in a buffer"
             )
     if first.generators is not None and second.generators is not None:
         moved = generators.differing(first.generators, second.generators)
         if moved:
             raise UnsupportedError(
-                f"forward draws from {moved[0]} at its first call, and otherwise at later ones: something in Python decides, such as "
-                "a flag that it sets. A plan goes a first call's way at each call. Run the model once, and prepare then"
+                f"forward draws from {moved[0]} at its first call, and otherwise at later ones: something in Python decides, such "
+                "as a flag that it sets. A plan goes a first call's way at each call. Run the model once, and prepare then"
             )
 
 

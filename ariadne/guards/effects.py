@@ -424,9 +424,9 @@ def effects_of(first: Mapping[Place, Change], second: Mapping[Place, Change]) ->
     for place, change in first.items():
         if place not in second and (lost := change.lost()):
             raise UnsupportedError(
-                f"forward changes what is in {place.words()}, which loses {_briefly(lost[0])}, and that may be for once or for each "
-                "call. Where it is for once, as of a hook that removes itself, run the model once, and prepare then; else keep such "
-                "state in a buffer"
+                f"forward changes what is in {place.words()}, which loses {_briefly(lost[0])}, and that may be for once or for "
+                "each call. Where it is for once, as of a hook that removes itself, run the model once, and prepare then; else "
+                "keep such state in a buffer"
             )
     return found
 

@@ -439,8 +439,8 @@ class Plans:
                 if p.requires_grad:
                     where = f"{path}.{name}".lstrip(".")
                     raise TrainingError(
-                        f"forward reads the parameter {where!r} before the cut now, and read it nowhere when the parameters of both "
-                        "sides were asked for: it was among the suffix's, whose optimizer would step it too early. Run "
+                        f"forward reads the parameter {where!r} before the cut now, and read it nowhere when the parameters of "
+                        "both sides were asked for: it was among the suffix's, whose optimizer would step it too early. Run "
                         "runtime.learn(example_inputs), ask for prefix_parameters() and suffix_parameters() again, and make the "
                         "optimizers anew"
                     )

@@ -1,4 +1,4 @@
-"""Parameters that no part of forward reads, and the loss does; or that forward gives as they are: the suffix's optimizer steps them."""
+"""Parameters that the loss reads and forward does not, or gives as they are: the optimizer of the suffix steps them."""
 
 from __future__ import annotations
 
