@@ -58,20 +58,23 @@ def _saves(node: Any) -> bool:
 
 
 class Standing(dict[str, torch.Tensor]):
-    """The leaves that stand in, by name; and the tensors that were `made` elsewhere."""
+    """The leaves that stand in, by name; and the tensors that were `made` elsewhere, each with its leaf."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.made: list[torch.Tensor] = []
+        self.made: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def refuse_joined(self, loss: torch.Tensor) -> None:
         """Raise `UnsupportedError` where a sum of gradients in the caller's graph has parts from several ways through forward.
 
         Forward runs in a thread of its own, and autograd orders nodes by numbers of each thread: the parts of such a sum would come
-        in another order than in the whole model, and round otherwise.
+        in another order than in the whole model, and round otherwise. What forward puts another in the place of, as the weight that
+        an old `weight_norm` left, has no part in it.
         """
         read, seen = led_to([loss], None), set[Any]()
-        for t in self.made:
+        for t, leaf in self.made:
+            if id(leaf) not in read:
+                continue
             nodes = nodes_behind([t])
             if nodes & seen or read & {id(getattr(node, "variable", None)) for node in nodes}:
                 raise UnsupportedError(
@@ -98,7 +101,7 @@ def stand_ins(model: nn.Module) -> Iterator[Standing]:
             standing[id(t)] = made = _StandIn.apply(leaf, over)
             made.__dict__.update(t.__dict__)
             standing[id(made)] = made  # where it is met again
-            leaves.made.append(t)  # so that ids are of these alone
+            leaves.made.append((t, leaf))  # so that ids are of these alone
         return standing[id(t)]
 
     with torch.enable_grad():

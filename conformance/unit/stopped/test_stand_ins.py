@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import warnings
 from typing import Any
 
 import pytest
@@ -194,3 +195,37 @@ def test_sums_in_the_callers_graph_with_parts_by_several_ways_are_refused(twice:
         prepare_split(
             Joined(twice), (torch.randn(2, 3),), split=SplitSpec("after:a", trainable=True), fallback="python"
         )
+
+
+class Normed(nn.Module):
+    """The old `weight_norm`: what it makes stands in an attribute, and each call puts another there before it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            self.a, self.b = nn.utils.weight_norm(nn.Linear(3, 4)), nn.utils.weight_norm(nn.Linear(4, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.b(self.a(x).relu())
+        random.random()
+        return found
+
+
+@pytest.mark.parametrize("fallback", ["python", "python-suffix"])
+def test_what_an_old_weight_norm_left_is_no_weight_made_elsewhere(fallback: Any) -> None:
+    whole, split, x = Normed(), Normed(), torch.randn(5, 3)
+    one = torch.optim.SGD(whole.parameters(), 0.1)
+    runtime: Any = prepare_split(split, (x,), split=SplitSpec("after:a", trainable=True), fallback=fallback)
+    front, back = (torch.optim.SGD(p, 0.1) for p in (runtime.prefix_parameters(), runtime.suffix_parameters()))
+    for _ in range(3):
+        expected = whole(x).square().mean()
+        one.zero_grad()
+        expected.backward()
+        one.step()
+        boundary = runtime.run_training_prefix(x)
+        loss, gradients = runtime.train_suffix(boundary, loss_fn=lambda o, _: o.square().mean(), optimizer=back)
+        runtime.backward_prefix(boundary, gradients, optimizer=front)
+        assert torch.equal(loss, expected)
+        assert all(map(torch.equal, whole.parameters(), split.parameters()))
