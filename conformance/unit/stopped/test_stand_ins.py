@@ -205,7 +205,7 @@ class Normed(nn.Module):
         torch.manual_seed(0)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
-            self.a, self.b = nn.utils.weight_norm(nn.Linear(3, 4)), nn.utils.weight_norm(nn.Linear(4, 2))
+            self.a, self.b = nn.Linear(3, 4), nn.utils.weight_norm(nn.Linear(4, 2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.b(self.a(x).relu())
