@@ -320,6 +320,11 @@ class Snapshot:
         if id(tensor) not in self._saved:
             self._saved[id(tensor)] = Copy.of(tensor)
 
+    def note_written(self, memory: int | None) -> None:
+        """An op writes into this memory."""
+        if memory in self._owners:
+            self.written.add(memory)
+
     def copies(self) -> list[Copy]:
         """The copies that it keeps of the model's own tensors."""
         own = {id(t) for t in self.all_tensors()}
@@ -327,9 +332,8 @@ class Snapshot:
 
     def save_owners(self, written: torch.Tensor) -> None:
         """Keep copies of all state that shares memory with a tensor about to be written."""
-        if written.layout is torch.strided and (owners := self._owners.get(at := written.untyped_storage()._cdata)):
-            self.written.add(at)
-            for owner in owners:
+        if written.layout is torch.strided:
+            for owner in self._owners.get(written.untyped_storage()._cdata, ()):
                 self.save(owner)
 
     def save_buffers(self) -> None:

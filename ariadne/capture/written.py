@@ -44,7 +44,7 @@ class Writes:
         """Forward gets an array with a tensor's memory, into which it may write."""
         memory = storage_of(t)
         if memory is not None and t.device.type == "cpu":
-            self.keep(t)
+            self._keep(t, memory)
             self._lent.setdefault(memory, _Lent(t, where, _data_of(t)))
 
     def refuse_written(self) -> None:
@@ -58,6 +58,11 @@ class Writes:
         if memory is not None and memory in self._lent:
             self._rewritten[memory] = self._lent[memory]
             self._lent[memory].refuse_written()
+        if memory not in self._made:
+            self.snapshot.note_written(memory)
+            self._keep(t, memory)
+
+    def _keep(self, t: torch.Tensor, memory: int | None) -> None:
         if memory in self._made:
             return
         self.snapshot.save_owners(t)
