@@ -28,19 +28,21 @@ def states() -> dict[str, Any]:
 
 def moved_of_python(then: Mapping[str, Any]) -> list[str]:
     """Which of `random` and `numpy.random` moved since."""
-    return [name for name in differing(then, states()) if name in OF_PYTHON]
+    return _of_python_differing(then, states())
 
 
 def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Which generators stand elsewhere, by their names in `ALL`, of two states of the process's."""
-    names = []
     devices = "cuda" in one and "cuda" in other
-    if not torch.equal(one["torch"], other["torch"]) or (
-        devices and not all(map(torch.equal, one["cuda"], other["cuda"]))
-    ):
-        names.append(TORCH)
-    if one["python"] != other["python"]:
-        names.append(PYTHON)
+    same = torch.equal(one["torch"], other["torch"])
+    if devices:
+        same = same and all(map(torch.equal, one["cuda"], other["cuda"]))
+    return [*([] if same else [TORCH]), *_of_python_differing(one, other)]
+
+
+def _of_python_differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Without an op of torch's: a mode that counts these may be on."""
+    names = [PYTHON] if one["python"] != other["python"] else []
     arrays = zip(one["numpy"], other["numpy"], strict=True) if "numpy" in one and "numpy" in other else ()
     if any((a != b).any() if hasattr(a, "any") else a != b for a, b in arrays):
         names.append(NUMPY)

@@ -264,7 +264,6 @@ def observe(
                 return gives(model, example, batch, grad, (), snapshot)
 
             refuse_asked(once_more, output, containers, effects.rules, history.larger)
-            refuse_once(snapshot, left_by_first, left_by_second)
             if is_looked_into(left, found, snapshot.modules):
                 refuse_gone_on(model, example, batch, grad, found.drew, snapshot, left, _refuse_strange)
         refuse_repeated(found, unpruned, snapshot, effects.rules, containers)
@@ -276,6 +275,8 @@ def observe(
             found.left = counted(found.left, changes, lambda: difference(output, once_more()) is None)
         filled = made_of_inputs(slots, unpruned, effects, bool(found.drew)) if first else {}
         goes_on = carried(model, example, batch, grad, found.drew, snapshot, filled, changes)
+        if first and not goes_on:  # else what is set up is refused by its name
+            refuse_once(snapshot, left_by_first, left_by_second)
         plan = check(prune(unpruned))
         return Observation(
             plan,

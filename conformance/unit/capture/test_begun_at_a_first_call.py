@@ -212,11 +212,18 @@ def test_a_running_maximum_that_the_first_call_sets_is_refused(asks: Ask) -> Non
 
 
 @torch.no_grad()
-def test_a_buffer_that_the_first_call_alone_sets_is_no_obstacle() -> None:
+def test_a_buffer_that_the_first_call_alone_sets_is_refused_until_it_is_set() -> None:
+    """A split would set it again after `load_state_dict`."""
     whole = Net(set_once, begun=False)
+    with pytest.raises(UnsupportedError, match="writes into the buffer 'most' of the model at its first call"):
+        prepare_split(copy.deepcopy(whole), (X,), split="after:first")
+    whole(X)
     split = prepare_split(copy.deepcopy(whole), (X,), split="after:first")
     for x in (X, X + 1):
+        for m in (whole, split.model):
+            m.load_state_dict({**m.state_dict(), "most": x.sum()})
         assert torch.equal(split.run_suffix(split.run_prefix(x)), whole(x))
+        assert torch.equal(split.model.most, whole.most)  # type: ignore[arg-type]
 
 
 # --- registries -----------------------------------------------------------------------------------------------------

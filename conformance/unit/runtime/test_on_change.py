@@ -169,14 +169,19 @@ def test_a_boundary_as_bytes_finds_the_plan_of_the_model_as_it_is() -> None:
         assert torch.equal(runtime.run_suffix(boundary), split(x))
 
 
-def test_a_parameter_that_no_optimizer_has_is_refused() -> None:
-    """It was the model's when the sides' parameters were asked for, and neither side read it."""
+def test_a_parameter_that_neither_side_read_is_the_suffixs_and_refused_before_the_cut() -> None:
+    """It was the model's when the sides' parameters were asked for."""
     _, split, runtime = _pair()
     x = torch.randn(2, 4)
     sides = runtime.prefix_parameters(), runtime.suffix_parameters()
-    assert not any(p is split.extra.weight for side in sides for p in side)
+    assert [any(p is split.extra.weight for p in side) for side in sides] == [False, True]
     split.c = nn.Sequential(split.extra, split.c)
-    with pytest.raises(TrainingError, match=r"'c\.0\.(weight|bias)'.*an optimizer made of them would not step it"):
+    _step(runtime, x)
+    assert any(p is split.extra.weight for p in runtime.suffix_parameters())
+    _, split, runtime = _pair()
+    runtime.suffix_parameters()
+    split.a = nn.Sequential(split.a, split.extra)
+    with pytest.raises(TrainingError, match=r"'a\.1\.(weight|bias)' before the cut now.*would step it too early"):
         _step(runtime, x)
     runtime.run_suffix(runtime.run_prefix(x))  # which trains nothing
     _, split, runtime = _pair()
@@ -281,7 +286,7 @@ class Gated(nn.Module):
 
     def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
         """(batch, 4) -> (batch, 2)."""
-        h = self.extra(self.a(x)) if self.on else self.a(x)
+        h = self.a(self.extra(x)) if self.on else self.a(x)
         return self.b(h if scale is None else h * scale)
 
 
@@ -293,19 +298,19 @@ def test_a_parameter_in_no_optimizer_is_refused_by_whatever_plan(known: bool, be
     runtime = prepare_split(model, (x,), split=SplitSpec("after:a", trainable=True))
     model.on = False
     _step(runtime, x)
-    assert not any(p is model.extra.weight for p in runtime.prefix_parameters())
-    assert known == any(p is model.extra.weight for p in runtime.suffix_parameters())
+    sides = runtime.prefix_parameters(), runtime.suffix_parameters()
+    assert [any(p is model.extra.weight for p in side) for side in sides] == [known, not known]
     model.on = True
     given = {"scale": torch.ones(3, 1)} if beside else {}
     if known:
         runtime.run_training_prefix(x, **given)
         return
-    with pytest.raises(TrainingError, match=r"'extra\.(weight|bias)'.*an optimizer made of them would not step it"):
+    with pytest.raises(TrainingError, match=r"'extra\.(weight|bias)' before the cut now.*would step it too early"):
         runtime.run_training_prefix(x, **given)
     runtime.learn(((x,), given))
-    with pytest.raises(TrainingError, match="would not step it"):
+    with pytest.raises(TrainingError, match="would step it too early"):
         runtime.run_training_prefix(x, **given)
-    assert any(p is model.extra.weight for p in runtime.suffix_parameters())
+    assert any(p is model.extra.weight for p in runtime.prefix_parameters())
     runtime.run_training_prefix(x, **given)
 
 

@@ -129,7 +129,9 @@ def test_without_an_optimizer_gradients_add_to_those_that_were_there() -> None:
         same(state(twins.whole)["gradients"], state(twins.split)["gradients"])
 
 
-def test_gradients_of_parameters_that_the_model_does_not_use_survive() -> None:
+def test_gradients_of_parameters_that_the_model_does_not_use_survive_unless_an_optimizer_has_them() -> None:
+    """As the whole model's optimizer, that of all that `suffix_parameters` gives clears them."""
+
     def build() -> nn.Module:
         model = Used(USES["once"])
         model.unused = nn.Linear(6, 6)
@@ -139,7 +141,12 @@ def test_gradients_of_parameters_that_the_model_does_not_use_survive() -> None:
     for model in (twins.whole, twins.split):
         model.unused.weight.grad = torch.ones(6, 6)
     for runtime in twins.cuts():
-        optimizer = torch.optim.SGD(runtime.suffix_parameters(), lr=0.1)
+        unused, told = {*twins.split.unused.parameters()}, runtime.suffix_parameters()
+        assert unused <= {*told}
+        optimizer = torch.optim.SGD([p for p in told if p not in unused], lr=0.1)
         step(runtime, seeded((3, 6)), optimizer=optimizer)
         same(torch.ones(6, 6), twins.split.unused.weight.grad)
         assert twins.split.unused.bias.grad is None
+        step(runtime, seeded((3, 6)), optimizer=torch.optim.SGD(told, lr=0.1))
+        assert twins.split.unused.weight.grad is None
+        twins.split.unused.weight.grad = torch.ones(6, 6)
