@@ -52,6 +52,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     carried       what forward made of a call's inputs and keeps, and what later calls give that follows it
     begun         state that forward begins at its first call, and goes on with
     settled       flags of a first call, and the batch of the last one
+    once          what a first call alone writes or draws, which a plan would do at each
     lower         a recording of live tensors becomes a plan of names
     generalize    plans observed at several batches become one, or are shown to disagree
     shapes        for which batches a plan holds

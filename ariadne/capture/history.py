@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,7 @@ from ariadne.capture.state import Snapshot
 from ariadne.capture.written import Undone
 from ariadne.compare import difference
 from ariadne.errors import UnsupportedError
-from ariadne.guards import MISSING, Change, Place, Slots, attributes_of, is_a, refusal, simple
+from ariadne.guards import MISSING, Change, Containers, Place, Slots, attributes_of, is_a, refusal, simple
 from ariadne.plan import own
 
 _OTHER_SEED = 8725724278030350  # any but the one that is in use
@@ -138,16 +138,38 @@ def standing(slots: Iterable[Slot]) -> Iterator[None]:
             table[key] = value
 
 
-def as_others(changes: Mapping[Place, Change], known: Container[int]) -> None:
-    """Have tensors of these ids that a run put into containers stand there as others of the same memory.
+def puts_again(
+    model: nn.Module, leaves: Callable[[], tuple[Any, Any]], grad: bool, reach: Reach, snapshot: Snapshot, output: Any,
+    drew: Names, changes: Mapping[Place, Change],
+) -> tuple[Containers, dict[Place, Change], set[tuple[str, str]]] | None:  # fmt: skip
+    """What a further run does where tensors of the model's, that the first run put into containers, stand as others of the same
+    memory: so it shows where they are put again, be they the same each time. A buffer is one: each run finds it as the first did.
 
-    So the next run shows where it puts them again, be they the same each time. A buffer is one: each run finds it as the first did.
+    None where no such tensor was put anywhere; or where such a run raises or gives something else, as of code that asks by `is`.
     """
+    known, placed = {*map(id, snapshot.all_tensors())}, []
     for change in changes.values():
         for key in () if change.kind == "set" else change.put():
             t = change.after[key]
-            if is_a(t, torch.Tensor) and id(t) in known and not t.requires_grad and change.stands(key) is t:
-                change.place(key, t.detach())
+            if is_a(t, torch.Tensor) and id(t) in known and change.stands(key) is t:
+                other = t.detach()
+                change.place(key, other)
+                placed.append((change, key, t, other))
+    if not placed:
+        return None
+    snapshot.again(drew)
+    args, kwargs = leaves()
+    look = _Look(reach, snapshot, (args, kwargs))
+    try:
+        with torch.set_grad_enabled(grad), Undone(snapshot):
+            same = difference(output, model(*args, **kwargs)) is None
+    except Exception:  # the user's own, of a state that its code never meets
+        same = False
+    puts, assigned = look.changes()
+    for change, key, t, other in placed:
+        if change.stands(key) is other:
+            change.place(key, t)
+    return (look.containers, puts, {*assigned}) if same else None
 
 
 def _holder(thing: Any, change: Change) -> Any:
@@ -157,8 +179,8 @@ def _holder(thing: Any, change: Change) -> Any:
 class _Look:
     """What stands in containers and attributes before a run."""
 
-    def __init__(self, reach: Reach, snapshot: Snapshot) -> None:
-        self.modules, self.containers, self.inside = snapshot.modules, reach.containers((), {}), snapshot.is_inside
+    def __init__(self, reach: Reach, snapshot: Snapshot, given: tuple[Any, Any] = ((), {})) -> None:
+        self.modules, self.containers, self.inside = snapshot.modules, reach.containers(*given), snapshot.is_inside
         self.attributes = attributes_of(self.modules)
 
     def changes(self) -> tuple[dict[Place, Change], frozenset[tuple[str, str]]]:

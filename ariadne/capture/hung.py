@@ -53,7 +53,8 @@ def refuse_hung_on_results(
              for t, own in zip(tree.leaves(value), attributes_set(value), strict=True)]  # fmt: skip
     for t, own, how in found:
         new = [name for name, value in own.items() if given.get(id(t), {}).get(name, MISSING) is not value]
-        name = next((name for name in new if id(t) not in model and not name.startswith("_dynamo")), None)
+        new = [name for name in new if own[name] is not None and not name.startswith("_dynamo")]
+        name = next(iter(new), None) if id(t) not in model else None
         if name is not None:
             raise UnsupportedError(
                 f"forward sets the attribute {name!r} on a tensor {list(t.shape)} that it {how}, which no plan does; return what "

@@ -7,13 +7,14 @@ import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from ariadne import tree
+from ariadne.capture import generators
 from ariadne.capture.begun import (
     beginnings,
     begun,
@@ -30,7 +31,7 @@ from ariadne.capture.filled import counted, left_by, made_of, made_of_inputs, re
 from ariadne.capture.flags import set_in
 from ariadne.capture.generalize import SIZE
 from ariadne.capture.grown import refuse_asked
-from ariadne.capture.history import History, alike, as_others, gives, lived
+from ariadne.capture.history import History, alike, gives, lived, puts_again
 from ariadne.capture.hung import attributes_set, refuse_hung, refuse_hung_again, refuse_hung_on_results
 from ariadne.capture.identity import compares, watching
 from ariadne.capture.lower import Lowering
@@ -49,7 +50,7 @@ from ariadne.capture.unheard import refuse_unheard
 from ariadne.capture.values import state_tensors
 from ariadne.capture.written import Undone
 from ariadne.compare import difference
-from ariadne.errors import UnsupportedError, named
+from ariadne.errors import AriadneError, UnsupportedError, named
 from ariadne.guards import (
     MISSING,
     Change,
@@ -167,7 +168,7 @@ def observe(
                 watch.tell(leaves[i], tuple(batch_symbol if d == dim else None for d in range(leaves[i].dim())))
         with torch.set_grad_enabled(grad), recording(model, None, snapshot, watch) as (found, _):
             found.output = model(*args, **kwargs)
-        left_by_first = Moved.by(snapshot)
+        left_by_first = Moved.by(snapshot, generators.TORCH in found.drew)
         refuse_unrun(found.output)
         _refuse_laid_anew(laid, leaves, called(model, example.spec))
         found.effects = containers.changes(snapshot.is_inside)
@@ -191,12 +192,11 @@ def observe(
         for more in reversed(range(_UNTIL_WARM if found.scripted else first)):
             snapshot.again(found.drew)
             args, kwargs = tree.unflatten(example.resized(batch, perturbed), example.spec)
-            if first:
-                as_others(changes, {*map(id, snapshot.all_tensors())})
             containers = reach.containers(args, kwargs)
             attributes = attributes_of(snapshot.modules)
-            with torch.set_grad_enabled(grad), watching(found.codes if first else ()) as compared, Undone(snapshot):
-                now = model(*args, **kwargs)
+            undone = Undone(snapshot)
+            with torch.set_grad_enabled(grad), watching(found.codes if first else ()) as compared, undone:
+                now = _again(model, args, kwargs)
             found.compared = found.compared or next(iter(compared), "")
             refuse_hung_again(snapshot, marked)
             refuse_begun(snapshot.modules, left)
@@ -226,16 +226,21 @@ def observe(
                     f"it keeps state in Python{set_by_it and f' (it sets {set_by_it})'}, draws from a generator of its own, or is "
                     "not deterministic. Keep state in buffers, and draw from torch's RNG"
                 )
-        left_by_second = Moved.by(snapshot)
         history, primed = None, list[Key]()
         if effects is None:
-            effects = effects_of(changes, containers.changes(snapshot.is_inside))
-            effects.assigned = {
+            left_by_second = Moved.by(snapshot, undone.drew)
+            second, assigned = containers.changes(snapshot.is_inside), {
                 key
                 for key, value in attributes_of(snapshot.modules).items()
                 if (was := attributes.get(key, MISSING)) is not value and not alike(was, value)
                 and not snapshot.is_inside(snapshot.modules[key[0]].__dict__, key[1])
             }  # fmt: skip
+            given = partial(tree.unflatten, example.resized(batch, perturbed), example.spec)
+            shown = puts_again(model, given, grad, reach, snapshot, output, found.drew, changes)
+            if shown is not None:
+                containers, second, assigned = shown
+            effects = effects_of(changes, second)
+            effects.assigned = assigned
             effects.again = {**effects.rules}, {*effects.assigned}
             _refuse_renewed(found, effects)
             moved = bool(found.changed or found.containers or changes)
@@ -294,6 +299,20 @@ def observe(
         )
     finally:
         put_back(snapshot, found)
+
+
+def _again(model: nn.Module, args: Any, kwargs: Any) -> Any:
+    """What forward gives in a second run; `UnsupportedError` where that raises, since in the state of a first call it did not."""
+    try:
+        return model(*args, **kwargs)
+    except AriadneError:
+        raise
+    except Exception as error:
+        raise UnsupportedError(
+            f"forward raises {type(error).__name__} when it runs again with tensors as they were, in the state in which its first "
+            f"call left Python: {str(error)[:200]}. What it sets up once goes with what it keeps in tensors. Run the model once, "
+            "and prepare then"
+        ) from error
 
 
 def _refuse_renewed(found: Recording, effects: Effects) -> None:

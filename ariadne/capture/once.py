@@ -30,16 +30,19 @@ class Moved:
 
     data: Mapping[Key, torch.Tensor]
     written: frozenset[int]
+    drew: bool
     generators: Mapping[str, Any] | None
 
     @classmethod
-    def by(cls, snapshot: Snapshot) -> Moved:
-        """What the run left that has just ended."""
+    def by(cls, snapshot: Snapshot, drew: bool) -> Moved:
+        """What the run left that has just ended; `drew`: from torch's generators, whatever other threads did meanwhile."""
         data: dict[Key, torch.Tensor] = {
             (_TENSOR, id(copy.tensor)): Copy.of(copy.tensor).data for copy in snapshot.copies()
         }
         data |= {(_BUFFER, (path, name)): t.detach().clone() for path, name, t in snapshot.replaced_buffers()}
-        return cls(data, frozenset(snapshot.written), generators.states() if threading.active_count() == 1 else None)
+        return cls(
+            data, frozenset(snapshot.written), drew, generators.states() if threading.active_count() == 1 else None
+        )
 
 
 def refuse_once(snapshot: Snapshot, first: Moved, second: Moved) -> None:
@@ -58,11 +61,13 @@ def refuse_once(snapshot: Snapshot, first: Moved, second: Moved) -> None:
             )
     if first.generators is not None and second.generators is not None:
         moved = generators.differing(first.generators, second.generators)
-        if moved:
-            raise UnsupportedError(
-                f"forward draws from {moved[0]} at its first call, and otherwise at later ones: something in Python decides, such "
-                "as a flag that it sets. A plan goes a first call's way at each call. Run the model once, and prepare then"
-            )
+    else:
+        moved = [generators.TORCH] if first.drew and not second.drew else []
+    if moved:
+        raise UnsupportedError(
+            f"forward draws from {moved[0]} at its first call, and otherwise at later ones: something in Python decides, such as a "
+            "flag that it sets. A plan goes a first call's way at each call. Run the model once, and prepare then"
+        )
 
 
 def _name(snapshot: Snapshot, at: int) -> str:

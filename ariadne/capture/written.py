@@ -14,6 +14,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ariadne.capture import generators
 from ariadne.capture.state import Snapshot
 from ariadne.errors import UnsupportedError
 from ariadne.plan import bind, storage_of, tensors_in, written_arguments
@@ -117,6 +118,7 @@ class Undone(Looking):
     def __init__(self, snapshot: Snapshot) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._writes = Writes(snapshot)
+        self.drew = False  # from torch's generators, by its own ops
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -125,8 +127,11 @@ class Undone(Looking):
             for i in written_arguments(func, bound):
                 for t in tensors_in(bound[i]):
                     self._writes.keep(t)
+        seeded = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and not self.drew
+        stood = generators.states() if seeded else {}
         with plainly(func):
             out = func(*args, **given)
+        self.drew |= seeded and generators.TORCH in generators.differing(stood, generators.states())
         self._writes.made((*args, *given.values()), out)
         return out
 

@@ -135,8 +135,10 @@ class Change:
     def place(self, key: Any, value: Any) -> None:
         """Have the container hold a value there."""
         thing = self.thing.thing if is_a(self.thing, Root) else self.thing
-        table = thing if is_a(thing, dict) or self.kind == "list" else Slots(thing)
-        table[key] = value
+        if is_a(thing, (dict, list, deque)):  # whatever a class of its own makes of it
+            next(cls for cls in (OrderedDict, dict, list, deque) if is_a(thing, cls)).__setitem__(thing, key, value)
+        else:
+            Slots(thing)[key] = value
 
     def reordered(self) -> bool:
         """Whether the keys of a dict stand otherwise than where new ones come to its end, and all others stay where they are."""
@@ -422,7 +424,8 @@ def effects_of(first: Mapping[Place, Change], second: Mapping[Place, Change]) ->
         grown = found.rules[place].grown if place in found.rules else ()
         found.rules[place] = replace(rule, grown=grown)
     for place, change in first.items():
-        if place not in second and (lost := change.lost()):
+        lost = change.lost() if place not in second else [*{*change.gone()} - {*second[place].gone()}]
+        if lost:
             raise UnsupportedError(
                 f"forward changes what is in {place.words()}, which loses {_briefly(lost[0])}, and that may be for once or for "
                 "each call. Where it is for once, as of a hook that removes itself, run the model once, and prepare then; else "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -247,4 +248,37 @@ def test_an_attribute_of_a_tensor_between_that_forward_reads_is_followed() -> No
     m, x = Noted(between).eval(), torch.randn(3, 4)
     x.mark = "mine"  # type: ignore[attr-defined]
     runtime = prepare_split(m, (x,), split="after:a", fallback="refuse")
+    assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), m(x))
+
+
+def test_draws_of_the_first_call_are_noticed_beside_other_threads() -> None:
+    over = threading.Event()
+    beside = threading.Thread(target=over.wait, daemon=True)
+    beside.start()
+    try:
+        with pytest.raises(UnsupportedError, match="draws from torch at its first call"):
+            prepare_split(Net(setting, ACTS["draws"]), (torch.randn(2, 4),), split="after:a", fallback="refuse")
+    finally:
+        over.set()
+        beside.join()
+
+
+def test_a_second_run_that_raises_is_told() -> None:
+    class Cast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.kind = nn.Linear(4, 4), nn.Linear(4, 2), None
+            self.register_buffer("m", torch.eye(4).double())
+
+        def forward(self, x: Tensor) -> Any:
+            if self.kind is not x.dtype:
+                self.m, self.kind = self.m.to(x.dtype), x.dtype  # type: ignore[assignment]
+            return self.b(self.a(x) @ self.m)
+
+    m = Cast().eval()
+    with pytest.raises(UnsupportedError, match=r"raises RuntimeError when it runs again.*Run the model once"):
+        prepare_split(m, (torch.randn(2, 4),), split="after:a", fallback="refuse")
+    m(torch.ones(2, 4))
+    x = torch.randn(3, 4)
+    runtime = prepare_split(m, (torch.randn(2, 4),), split="after:a", fallback="refuse")
     assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), m(x))

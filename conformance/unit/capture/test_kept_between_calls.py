@@ -321,3 +321,52 @@ def test_sparse_tensors_are_coalesced(line: str) -> None:
         same_throughout(f"h = s.a(x)\n{line}\nreturn s.b(h)", "", trainable=False)
     except CaptureError as error:  # for batches that a plan of real runs does not hold
         raise AssertionError("coalesce is followed") from error
+
+
+class WriteOnce(dict[str, Any]):
+    """A registry in which nothing may be put in the place of another thing."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if self.get(key, value) is not value:
+            raise RuntimeError("twice")
+        super().__setitem__(key, value)
+
+
+@pytest.mark.parametrize("what", ["s.q", "s.a.weight"])
+@pytest.mark.parametrize("where", ["s.strict['p']", "s.d['p']", "s.d['z']"])
+def test_a_tensor_of_the_model_is_put_where_forward_puts_it(where: str, what: str) -> None:
+    head = "class Base(Base):\n    def __init__(self):\n        super().__init__()\n        self.strict = WriteOnce()\n"
+    head += "        self.register_buffer('q', torch.zeros(4)); self.d['z'] = torch.ones(4)"
+    whole, split = (model(f"{where} = {what}\nreturn s.b(s.a(x))", f"{STRICT}\n{head}") for _ in range(2))
+    runtime = prepare_split(split, (torch.randn(2, 4),), split="percent:50", fallback="refuse")
+    for batch in (2, 3):
+        x = torch.randn(batch, 4)
+        assert torch.equal(whole(x), runtime.run_suffix(runtime.run_prefix(x)))
+        held = [{**vars(m)["strict"], **vars(m)["d"]} for m in (whole, split)]
+        if "strict" not in where:  # there it is taken for a cache, which may stay empty
+            assert held[0].keys() == held[1].keys()
+            assert all(map(torch.equal, held[0].values(), held[1].values()))
+
+
+STRICT = f"from {__name__} import WriteOnce"
+
+
+@pytest.mark.parametrize("place", ["s.d['p']", "s.rows[0]"])
+def test_what_is_asked_by_is_before_it_is_put_there_once_is_no_write_of_each_call(place: str) -> None:
+    got = "s.d.get('p')" if "d" in place else place
+    body = f"if {got} is not s.q:\n    {place} = s.q; s.times += 1\nreturn s.b(s.a(x))"
+    head = "class Base(Base):\n    def __init__(self):\n        super().__init__()\n"
+    head += "        self.register_buffer('q', torch.zeros(4)); self.register_buffer('times', torch.zeros(()))"
+    with pytest.raises(UnsupportedError, match="writes into the buffer 'times' of the model at its first call"):
+        prepare_split(model(body, head), (torch.randn(2, 4),), split="percent:50", fallback="refuse")
+
+
+def test_a_dict_that_loses_at_its_first_call_what_it_held_is_refused() -> None:
+    body, head = (
+        "s.aux.clear(); h = s.a(x); s.aux['h'] = h.detach()\nreturn s.b(h)",
+        "class Base(Base):\n    aux = None",
+    )
+    m = model(body, head)
+    vars(m)["aux"] = {"old": 1}
+    with pytest.raises(UnsupportedError, match="which loses 'old'"):
+        prepare_split(m, (torch.randn(2, 4),), split="percent:50", fallback="refuse")
