@@ -35,7 +35,7 @@ class Extent:
 ALL = Extent()
 MOST_EXAMPLES = 100  # how many of the refused programs a line of results has
 EXTENT = {
-    "smoke": Extent(cuts=2, actions=8, least=(1,)),  # batch 0 stands in the corpus
+    "smoke": Extent(cuts=3, actions=10, least=(1,)),  # batch 0 stands in the corpus
     "wide": Extent(steps=5, both_modes=False, cuts=3, session_steps=4, actions=14, named=True),
 }.get(PROFILE, ALL)
 

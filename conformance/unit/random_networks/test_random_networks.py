@@ -52,7 +52,7 @@ def test_a_program_of_the_corpus_split_equals_whole(path: Path) -> None:
 
 
 def test_random_programs_split_equal_whole() -> None:
-    chosen = settings(phases=SMALLEST_FAILURE, max_examples=4 if PROFILE == "smoke" else settings().max_examples)
+    chosen = settings(phases=SMALLEST_FAILURE, max_examples=6 if PROFILE == "smoke" else settings().max_examples)
     tally = search(chosen, Tally("programs", PROFILE), corpus.FOLDER)
     counts = tally.counts
     print(json.dumps(tally.line()))
@@ -67,7 +67,7 @@ def test_random_programs_split_equal_whole() -> None:
 
 
 def test_random_programs_split_as_python_equal_whole() -> None:
-    chosen = settings(max_examples=2, derandomize=True, database=None, phases=FIRST_FAILURE)
+    chosen = settings(max_examples=4, derandomize=True, database=None, phases=FIRST_FAILURE)
     tally = search(chosen, Tally("programs, as Python", PROFILE), corpus.FOLDER, trial_as_python)
     print(json.dumps(tally.line()))
     assert tally.counts["replays"]
