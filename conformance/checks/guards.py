@@ -90,28 +90,34 @@ def _probe(bench: Bench, case: Case, probe: Probe, trained: bool = False) -> str
     given, ours = probe.inputs(bench.inputs(REFERENCE)), probe.inputs(bench.inputs(REFERENCE))
     told = _told(split)
     owned = {name: p for name, p in split.model.named_parameters(remove_duplicate=False) if id(p) in told}
+    sides = {name: told[id(p)] for name, p in owned.items()}
     if given is None or ours is None or not (probe.change(split.model) and probe.change(twin)):
         return "not applicable"
     with probe.within(twin):
         found = _compared(bench, probe, name, split, twin, given, ours, trained)
     if found.startswith("followed"):
         told, now = _told(split), dict(split.model.named_parameters(remove_duplicate=False))
-        if not told <= {id(p) for p in now.values()}:
+        if not told.keys() <= {id(p) for p in now.values()}:
             raise Stop(
                 Status.FAIL_STATE, f"{name}: no guard fired, and a side tells of a parameter that the model has no more"
             )
-        lost = [n for n, p in owned.items() if now.get(n, p) is not p and id(now[n]) not in told]
+        lost = [n for n, p in owned.items() if now.get(n, p) is not p and told.get(id(now[n])) != sides[n]]
         if lost:
             raise Stop(
-                Status.FAIL_STATE, f"{name}: no guard fired, and no side tells of {lost[0]!r}, which is another one"
+                Status.FAIL_STATE,
+                f"{name}: no guard fired, and {lost[0]!r}, which is another one, is told as a parameter of "
+                f"{told.get(id(now[lost[0]]), 'no side')}, not of {sides[lost[0]]}",
             )
     return found
 
 
-def _told(split: Split) -> set[int]:
-    """The ids of what the two sides say they train."""
-    sides = [getattr(split.runtime, f"{side}_parameters", list)() for side in ("prefix", "suffix")]
-    return {id(p) for side in sides for p in side}
+def _told(split: Split) -> dict[int, str]:
+    """What the two sides say they train, by id, and which of them do."""
+    found: dict[int, str] = {}
+    for side in ("prefix", "suffix"):
+        for p in getattr(split.runtime, f"{side}_parameters", list)():
+            found[id(p)] = "both" if id(p) in found else side
+    return found
 
 
 def _compared(

@@ -29,7 +29,7 @@ class DetachedCut(Planted):
 
 
 class HiddenParameters(Planted):
-    """Parameters that a function reads inside are those of neither side, and no optimizer steps them."""
+    """Parameters that a function reads inside are told as those that no part reads, and the suffix's optimizer steps them."""
 
     piece = "capture.applied"
 
@@ -153,7 +153,7 @@ class SwappedGradients(Planted):
 
 
 class StaleSides(Planted):
-    """Which parameters the sides own is laid out once: one put in another's place is of neither, and no optimizer steps it."""
+    """Which parameters the sides own is laid out once: one put in another's place is told as one that no part reads."""
 
     piece = "runtime.variant"
 
