@@ -219,7 +219,7 @@ def test_a_tier_out_of_time_marks_the_rest_and_is_not_green(folder: Path, confor
 
 def test_the_tiers_of_this_repository_can_be_meant() -> None:
     found, limits = tiers.load()
-    assert {name: tier.minutes for name, tier in found.items()} == {"smoke": 8, "full": 60, "nightly": 75}
+    assert {name: tier.minutes for name, tier in found.items()} == {"smoke": 12, "full": 60, "nightly": 75}
     assert limits["cheap"].seconds < limits["heavy"].seconds
     known = lock.read()
     for name, tier in found.items():
