@@ -75,7 +75,7 @@ class Outcome:
         leaves, spec = self._made(self.recorded.output)
         self._refuse_read_leaves(leaves)
         atoms = tuple(self._output(leaf) for leaf in leaves)
-        return self._classed(spec, zip(leaves, atoms, strict=True)), atoms
+        return self._classed(spec, iter(leaves)), atoms
 
     def _made(self, value: Any) -> tuple[list[Any], tree.Spec]:
         """The leaves and the structure of what forward makes, cached properties included, for a plan to make more of it."""
@@ -101,21 +101,20 @@ class Outcome:
             )
         return atom
 
-    def _classed(self, spec: tree.Spec, found: Iterator[tuple[Any, Any]]) -> tree.Spec:
+    def _classed(self, spec: tree.Spec, leaves: Iterator[Any]) -> tree.Spec:
         """The structure of the output, with the classes of the tensors that ops made; those of inputs and state are as they are.
 
         Ops on tensors of a class may give tensors of that class, so where there are any, plain ones are told, too.
         """
         around = any(tree.subclass_of(t) for e in self.recorded.events for t in tensors_in(e.args))
 
-        return self._class_of(spec, found, around)
+        return self._class_of(spec, leaves, around)
 
-    def _class_of(self, spec: tree.Spec, found: Iterator[tuple[Any, Any]], around: bool) -> tree.Spec:
+    def _class_of(self, spec: tree.Spec, leaves: Iterator[Any], around: bool) -> tree.Spec:
         if spec.kind != tree.LEAF:
-            return replace(spec, children=tuple([self._class_of(c, found, around) for c in spec.children]))
-        leaf, atom = next(found)
-        value = self.values.by_name.get(atom.name) if isinstance(atom, Ref) else None
-        if value is None or value.kind != "tensor" or not isinstance(leaf, torch.Tensor):
+            return replace(spec, children=tuple([self._class_of(c, leaves, around) for c in spec.children]))
+        leaf = next(leaves)
+        if not isinstance(leaf, torch.Tensor) or not self._is_ops(leaf):
             return spec
         if _is_made_leaf(leaf):
             made = Parameter if isinstance(leaf, Parameter) else tree.subclass_of(leaf) or torch.Tensor
@@ -145,7 +144,9 @@ class Outcome:
                 )
 
     def _is_ops(self, leaf: torch.Tensor) -> bool:
-        """Whether an op made it: it is neither an input nor the model's."""
+        """Whether an op made it: it is neither an input, which an op may have written into, nor the model's."""
+        if any(leaf is given for given in self.values.input_tensors):
+            return False
         atom = self.values.atom(leaf)
         value = self.values.by_name.get(atom.name) if isinstance(atom, Ref) else None
         return value is not None and value.kind == "tensor"
