@@ -26,7 +26,8 @@ for _name, _examples in {"smoke": 10, "full": 200, "wide": 1000, "nightly": 5000
     settings.register_profile(_name, max_examples=_examples, deadline=None, print_blob=True, **_same)
 settings.load_profile(PROFILE)
 
-SPELLINGS = 2
+SPELLINGS = 1  # of what says one thing of many
+CASES = 2  # of any other test of a room whose products are thinned
 OF_MANY = (  # files whose tests say one thing of many models, changes or planted faults; all of `traps` do
     "test_buckets",
     "test_captured_for_a_call",
@@ -75,7 +76,7 @@ CROSSED = {
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What CI has no time for are `variants`: spellings beyond the first two, and most cases of a product of parameters.
+    """What CI has no time for are `variants`: spellings beyond the first ones, and most cases of a product of parameters.
 
     Tests of the zoo's libraries come last: with the thousands of classes that they import, each later prepare takes longer.
     """
@@ -91,5 +92,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         elif path.parent.name in CROSSED:
             counted = [case for case in cases if case.get_closest_marker("variants") is None]
             left_out = off_the_diagonal(counted, [case.callspec.params for case in counted])
+            left_out += [case for case in counted if case not in left_out][CASES:]
         for case in left_out:
             case.add_marker("variants")

@@ -35,7 +35,8 @@ class Extent:
 ALL = Extent()
 MOST_EXAMPLES = 100  # how many of the refused programs a line of results has
 EXTENT = {
-    "smoke": Extent(cuts=3, actions=10, least=(1,)),  # batch 0 stands in the corpus
+    # Batch 0 stands in the corpus. A program is tried in one of the two modes: those of an odd number of steps train.
+    "smoke": Extent(both_modes=False, cuts=3, actions=10, least=(1,)),
     "wide": Extent(steps=5, both_modes=False, cuts=3, session_steps=4, actions=14, named=True),
 }.get(PROFILE, ALL)
 

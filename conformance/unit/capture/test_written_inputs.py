@@ -43,7 +43,8 @@ def test_what_is_kept_is_the_callers_tensor(rows: int) -> None:
     model.records.clear()
     x = leaf(rows)
     runtime.run_suffix(runtime.run_prefix(x))
-    assert len(model.records) == 1 and model.records[0] is x
+    (kept,) = model.records
+    assert kept is x
 
 
 def test_the_gradient_of_a_loss_reaches_an_input_through_the_output_that_it_is() -> None:
@@ -59,5 +60,7 @@ def test_the_gradient_of_a_loss_reaches_an_input_through_the_output_that_it_is()
     expected = leaf(3)
     model.zero_grad()
     loss(model(expected), None).backward()
-    assert x.grad is not None and expected.grad is not None and torch.equal(x.grad, expected.grad)
+    assert x.grad is not None
+    assert expected.grad is not None
+    assert torch.equal(x.grad, expected.grad)
     assert runtime.run_suffix(runtime.run_prefix(x))[1] is x

@@ -110,6 +110,7 @@ def test_a_toy_demo_fails_where_the_split_is_off_by_a_bit(
 
 @pytest.mark.zoo
 @pytest.mark.slow
+@pytest.mark.variants
 def test_the_functional_test_passes_on_a_real_model_under_its_short_name() -> None:
     done = example("real_model_functional_test", "--models", "mobilenet")
     assert done.returncode == 0, done.stdout + done.stderr
