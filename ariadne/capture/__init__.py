@@ -16,7 +16,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     disguise      symbols that pose as numbers to forward's Python
     followed      sizes that are followed through arithmetic, and end the run where C would read them
     packed        packed sequences on fake tensors
-    normed        normalised tensors without data
+    sized         results of common ops without data
     foreseen      which sizes of an op's results follow from the sizes of its inputs
     values        the values of a plan in the making: live tensors and objects by name
     sizes         sizes that remember what they were compared with

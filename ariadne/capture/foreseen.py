@@ -25,13 +25,13 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._mode_utils import no_dispatch
 
-from ariadne.capture import normed, packed
+from ariadne.capture import packed, sized
 from ariadne.plan import tensors_in
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 _TORCHS = frozenset({"aten", "prim", "prims", "quantized", "torchvision"})  # namespaces of ops
 _MOST = 10_000  # kinds of calls that are known at once
-_RULES = {**packed.RULES, **normed.RULES}
+_RULES = {**packed.RULES, **sized.RULES}
 _UNKNOWN: list[tuple[int | None, ...]] = []
 _KNOWN: dict[str, list[tuple[int | None, ...]] | None] = {}
 

@@ -31,6 +31,7 @@ NAMED_LIMITS = {  # what no split can do, or has a bound that the user sets: by 
     TOO_SHORT: "a plan of one op",
     UNSEEN[0]: "what forward does by no op of torch",
     UNSEEN[1]: "what forward does by no op of torch",
+    "which no guard sees; pass input.contiguous()": "strides of an input that is a part of another tensor",
     BEFORE_PART: "a change in Python before an opaque part that may read it",
 }
 INEXACT = "may differ from the whole model's in the last bits"

@@ -127,6 +127,8 @@ class Program:
             return "a plan keeps plain tensors in buffers, and none of a class of the user's own"
         if sum(s["do"] == "checkpointed" and not s["with"]["reentrant"] for s in self.steps) > 1:
             return "two parts that the backward pass runs again put another buffer in one place"
+        if "slope" in done and any("layout" in i for i in self.inputs):
+            return "a gradient that forward takes asks for the strides of its inputs, and no guard sees what they were cut from"
         return next((r for s in self.steps if (r := STEPS[s["do"]].refusable)), "")
 
     @property
