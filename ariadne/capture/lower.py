@@ -43,6 +43,7 @@ from ariadne.plan import (
     Value,
     check,
     layout,
+    storage_of,
     tensors_in,
     written_arguments,
 )
@@ -317,6 +318,7 @@ class Lowering:
             )
         reads = tuple(a.name for a in args if isinstance(a, Ref))
         hidden = self.values.registered(event.effect.writes if event.effect else (), "parameter", "buffer")
+        by_itself = self.values.registered(event.within, "parameter")
         names = []
         for i, out in enumerate(outs):
             names.append(
@@ -333,13 +335,23 @@ class Lowering:
             event.call,
             event.region,
             writes=(*(r for r in reads if self.values.by_name[r].kind == "tensor"), *hidden),
-            may_alias=tuple((n, r) for n in names for r in reads if self.values.by_name[r].dtype is not None),
+            may_alias=tuple(
+                (n, r) for n, out in zip(names, outs, strict=True) for r in reads if self._may_be(out, r, event)
+            ),
             seeded=True,
-            within=tuple(dict.fromkeys((*self.values.registered(event.within, "parameter"), *hidden))),
+            within=tuple(dict.fromkeys(n for n in (*by_itself, *hidden) if n not in reads)),
         )
         self.values.nodes.append(node)
         for name, out in zip(names, outs, strict=True):
             self._data_dependent_sizes(node, name, out, (None,) * out.dim() if self.values.fake is None else ())
+
+    def _may_be(self, out: torch.Tensor, name: str, event: Event) -> bool:
+        """Whether what a function gave may share memory with an argument: any that an op made, and others where they do."""
+        value = self.values.by_name[name]
+        if value.dtype is None or value.kind == "tensor":
+            return value.dtype is not None
+        given = (t for t in tensors_in(event.args) if self.values.tensor(t).name == name)
+        return any(storage_of(t) == storage_of(out) for t in given)
 
     def _whole_op(self, event: Event, call: Call) -> None:
         """One op that gives every leaf of the result; of those that are no tensors, each is held against what it was."""

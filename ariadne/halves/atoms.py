@@ -286,7 +286,8 @@ def place(thing: Any) -> str:
     """A class or a function as `module:qualname`; `HalfError` where it can't be found by that."""
     where = f"{getattr(thing, '__module__', None)}:{getattr(thing, '__qualname__', None)}"
     if isinstance(thing, torch.jit.ScriptFunction):  # which has the module and the name of its class
-        where = ":".join(thing.qualified_name.removeprefix("__torch__.").rsplit(".", 1))
+        module, _, name = thing.qualified_name.removeprefix("__torch__.").rpartition(".")
+        where = f"{module or '__main__'}:{name}"
     name = where.partition(":")[2]
     try:
         if fetch(where) is thing:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch import nn
 
 from ariadne.errors import HalfError
@@ -109,8 +110,11 @@ def _step(data: Any) -> Any:
         need(_is_plain(name), f"nothing is stored at {name[:80]!r}")
         return Attribute(name)
     key = Reader().atom(parts[1])
-    need(key is None or type(key) in (str, int, float, bool), "a step is malformed")
+    need(key is None or type(key) in _KEYS, "a step is malformed")
     return key
+
+
+_KEYS = (str, int, float, bool, torch.device, torch.dtype)
 
 
 def is_free(name: str) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ariadne.errors import HalfError
+from ariadne.errors import HalfError, SpecError
 from ariadne.halves.atoms import Classes, need
 from ariadne.halves.called import tie
 from ariadne.halves.containers import make
@@ -37,6 +37,16 @@ def read(
 
     `HalfError` for what is no half, or can't be read here.
     """
+    wrong = [
+        repr(a)
+        for a in ([allow] if isinstance(allow, str) else allow)
+        if isinstance(allow, str) or not isinstance(a, str)
+    ]
+    if wrong:
+        raise SpecError(
+            f'allow= takes a list of names, as ["module:qualname", "library::*"]; found {wrong[0]} in place of '
+            f"{'a list' if isinstance(allow, str) else 'a name'}"
+        )
     file = File(path)
     data = parsed(file)
     spaces = frozenset(a.removesuffix("::*") for a in allow if a.endswith("::*"))
