@@ -400,7 +400,9 @@ class Recorder(ProxyTorchDispatchMode):
         self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> list[tuple[torch.Tensor, tuple[int, ...]]]:
         """Keep the data of what an op is about to write; returns what of it no op has made, with its sizes."""
-        strangers = []
+        strangers: list[tuple[torch.Tensor, tuple[int, ...]]] = []
+        if func is torch.ops.aten.batch_norm.default and not args[0].numel():
+            return strangers  # statistics of nothing are not written
         for i in written_arguments(func, bound := bind(func, args, kwargs)):
             written = list(tensors_in(bound[i]))
             self.refuse_kept(written)

@@ -282,3 +282,22 @@ def test_a_second_run_that_raises_is_told() -> None:
     x = torch.randn(3, 4)
     runtime = prepare_split(m, (torch.randn(2, 4),), split="after:a", fallback="refuse")
     assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), m(x))
+
+
+def test_statistics_of_no_rows_are_written_by_no_call() -> None:
+    class Asking(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.n, self.b = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.b(self.n(self.a(x))) * (1.0 if str(len(x)) > "1" else 2.0)
+
+    torch.manual_seed(0)
+    m, twin = Asking(), Asking()
+    twin.load_state_dict(m.state_dict())
+    runtime = prepare_split(m, (torch.randn(2, 4),), split="after:a", fallback="refuse")
+    for rows in (3, 0, 2):
+        x = torch.randn(rows, 4)
+        assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), twin(x))
+    assert all(torch.equal(mine, its) for mine, its in zip(m.buffers(), twin.buffers(), strict=True))
