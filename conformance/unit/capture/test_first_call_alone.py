@@ -296,7 +296,8 @@ def test_statistics_of_no_rows_are_written_by_no_call() -> None:
     torch.manual_seed(0)
     m, twin = Asking(), Asking()
     twin.load_state_dict(m.state_dict())
-    runtime = prepare_split(m, (torch.randn(2, 4),), split="after:a", fallback="refuse")
+    spec = SplitSpec(boundary="after:a", dynamic_batch=(0, 4))
+    runtime = prepare_split(m, (torch.randn(2, 4),), split=spec, fallback="refuse")
     for rows in (3, 0, 2):
         x = torch.randn(rows, 4)
         assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), twin(x))
