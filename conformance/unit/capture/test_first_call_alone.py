@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ariadne import prepare_split
+from ariadne import SplitSpec, prepare_split
 from ariadne.capture import observed
 from ariadne.errors import UnsupportedError
 
