@@ -98,13 +98,16 @@ IMAGES: dict[str, Callable[[], torch.Tensor]] = {
 FROZEN = [(), ("weight",), ("bias",), ("weight", "bias")]
 
 
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize("frozen", FROZEN, ids=str)
 @pytest.mark.parametrize("kind", IMAGES)
-def test_a_batch_norm_without_data_is_what_torch_makes_of_it(kind: str, frozen: tuple[str, ...]) -> None:
-    norm = nn.BatchNorm2d(8).eval()
+def test_a_batch_norm_without_data_is_what_torch_makes_of_it(
+    kind: str, frozen: tuple[str, ...], training: bool
+) -> None:
+    norm = nn.BatchNorm2d(8)
     for name in frozen:
         getattr(norm, name).requires_grad_(False)
-    rest = [norm.weight, norm.bias, norm.running_mean, norm.running_var, False, 0.1, 1e-5, True]
+    rest = [norm.weight, norm.bias, norm.running_mean, norm.running_var, training, 0.1, 1e-5, True]
     theirs, ours = _both(torch.ops.aten.batch_norm.default, IMAGES[kind](), rest)
     assert ours == theirs
 
@@ -125,6 +128,57 @@ def test_a_layer_norm_without_data_is_what_torch_makes_of_it(kind: str, frozen: 
     for name in frozen:
         getattr(norm, name).requires_grad_(False)
     theirs, ours = _both(torch.ops.aten.layer_norm.default, TOKENS[kind](), [[8], norm.weight, norm.bias, 1e-5, True])
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("frozen", FROZEN, ids=str)
+@pytest.mark.parametrize("kind", TOKENS)
+def test_a_linear_layer_without_data_is_what_torch_makes_of_it(kind: str, frozen: tuple[str, ...]) -> None:
+    x = TOKENS[kind]()
+    layer = nn.Linear(x.shape[-1], 3).to(x.dtype)
+    for name in frozen:
+        getattr(layer, name).requires_grad_(False)
+    theirs, ours = _both(torch.ops.aten.linear.default, x, [layer.weight, layer.bias])
+    assert ours == theirs
+
+
+def test_a_linear_layer_without_data_is_made_by_fewer_ops() -> None:
+    layer, x = nn.Linear(8, 3), TOKENS["rows"]()
+    op, made = torch.ops.aten.linear.default, list[int]()
+    for run in (op, on_fake(op)):
+        with fake_mode(Sizes()) as mode, enable_python_dispatcher(), torch.profiler.profile() as seen:
+            run(with_symbols(mode, x, "x", {0}), faked(mode, layer.weight), faked(mode, layer.bias))
+        made.append(len(seen.events()))
+    theirs, ours = made
+    assert ours < theirs / 2, made
+
+
+ELEMENTWISE: dict[str, list[Any]] = {
+    "dropout": [0.5, True],
+    "elu": [],
+    "gelu": [],
+    "hardswish": [],
+    "hardtanh": [-2.0, 2.0],
+    "leaky_relu": [0.1],
+    "mish": [],
+    "relu": [],
+    "silu": [],
+    "softplus": [],
+    "tanh": [],
+}
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_what_is_made_of_each_element_without_data_is_what_torch_makes_of_it(name: str, kind: str) -> None:
+    theirs, ours = _both(getattr(torch.ops.aten, name).default, IMAGES[kind](), ELEMENTWISE[name])
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(("name", "args"), [("dropout", [0.5, False]), ("dropout", [0.0, True]), ("relu", [])])
+def test_what_gives_back_its_input_or_is_no_number_with_a_point_is_torchs(name: str, args: list[Any]) -> None:
+    x = torch.ones(2, 3, dtype=torch.float32 if args else torch.int64)
+    theirs, ours = _both(getattr(torch.ops.aten, name).default, x, args)
     assert ours == theirs
 
 
