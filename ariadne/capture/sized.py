@@ -16,12 +16,9 @@ _aten: Any = torch.ops.aten
 
 
 def _linear(input: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> Any:
-    if (
-        bias is not None
-        and input.dtype is weight.dtype
-        and weight.dim() == 2
-        and _fit(weight, (bias,), weight.shape[0])
-    ):
+    plain = bias is not None and input.dtype is weight.dtype and weight.dim() == 2
+    # Where a bias is added to a product, that is another tensor than a view of it.
+    if plain and _fit(weight, (bias,), weight.shape[0]) and (input.dim() == 2 or input.is_contiguous()):
         return _aten.linear.default(input, _aten.add.Tensor(weight, _aten.unsqueeze.default(bias, 1)))
     return _aten.linear.default(input, weight, bias)
 
