@@ -22,7 +22,8 @@ BATCHES, TRAINED, STEPS = (2, 1, 6), (2, 3), 2  # 6: no capture runs it, unless 
 
 
 REFUSED_BY_MODELS = (RuntimeError, ValueError, IndexError, TypeError, ZeroDivisionError)
-FILLED = ("by_first_call", "by_shape_table")  # steps that keep what a call made
+FILLED = {"by_first_call", "by_shape_table"}  # steps that keep what a call made
+GROWN = {"by_length"}  # steps after which a model is another one: its buffer has more rows
 
 
 def trial(program: Program, extent: Extent = ALL) -> Counts:
@@ -76,7 +77,8 @@ def _hold(program: Program, training: bool, trains: bool, counts: Counts, most: 
         return
     except Exception as error:
         raise Different(f"{mode}: prepare_split raises {type(error).__name__}: {error}") from error
-    if any(step["do"] in FILLED for step in program.steps):
+    done = {step["do"] for step in program.steps}
+    if done & FILLED and not done & GROWN:
         _ran_before(twins, runtime, mode)
     steps = STEPS if trains else 0
     batches = list(dict.fromkeys((program.batch, *([0] if program.least == 0 else []), *BATCHES)))
