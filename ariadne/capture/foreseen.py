@@ -90,6 +90,20 @@ def faked(mode: FakeTensorMode, t: torch.Tensor) -> torch.Tensor:
     return found
 
 
+def memory_without_data(t: torch.Tensor) -> int | None:
+    """What tells the memory that a fake tensor would have from that of others; None where it is laid out in no strides."""
+    return torch._C.TensorBase.untyped_storage(t)._cdata if t.layout is torch.strided else None
+
+
+def stands_for(mode: FakeTensorMode, t: torch.Tensor) -> int | None:
+    """The memory without data that stands for a real tensor's, whichever tensor in it came first; None where none does yet."""
+    if t.layout is not torch.strided:
+        return None
+    converter: Any = mode.fake_tensor_converter.meta_converter
+    number = converter.describer.lookup_storage.get(torch._C.TensorBase.untyped_storage(t))
+    return converter.storage_memo[number]._cdata if number in converter.storage_memo else None
+
+
 def _is_plain_leaf(t: torch.Tensor) -> bool:
     """Whether a tensor is like any that was just made, of which its keys tell, and no graph led to it or left it a gradient."""
     return (

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ariadne import tree
 from ariadne.capture.call import OPAQUE, Call, itself, of_rank, of_type
 from ariadne.capture.filled import Slots, filled
-from ariadne.capture.foreseen import Dims, Foresight
+from ariadne.capture.foreseen import Dims, Foresight, memory_without_data, stands_for
 from ariadne.capture.outcome import Outcome
 from ariadne.capture.refusals import unpatched
 from ariadne.capture.scripted import TARGET, bare
@@ -346,12 +346,15 @@ class Lowering:
             self._data_dependent_sizes(node, name, out, (None,) * out.dim() if self.values.fake is None else ())
 
     def _may_be(self, out: torch.Tensor, name: str, event: Event) -> bool:
-        """Whether what a function gave may share memory with an argument: any that an op made, and others where they do."""
+        """Whether what a function gave may share memory with an argument: with a parameter where it does, and with any other."""
         value = self.values.by_name[name]
-        if value.dtype is None or value.kind == "tensor":
+        if value.kind != "parameter":
             return value.dtype is not None
-        given = (t for t in tensors_in(event.args) if self.values.tensor(t).name == name)
-        return any(storage_of(t) == storage_of(out) for t in given)
+        given = [t for t in tensors_in(event.args) if self.values.tensor(t).name == name]
+        fake = self.values.fake
+        if fake is None:
+            return any(storage_of(t) == storage_of(out) for t in given)
+        return any(stands_for(fake, t) == memory_without_data(out) for t in given)
 
     def _whole_op(self, event: Event, call: Call) -> None:
         """One op that gives every leaf of the result; of those that are no tensors, each is held against what it was."""

@@ -24,7 +24,7 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from ariadne import tree
 from ariadne.capture.followed import own_numbers, plain
-from ariadne.capture.foreseen import faked, on_fake, raised_by_data
+from ariadne.capture.foreseen import faked, memory_without_data, on_fake, raised_by_data, stands_for
 from ariadne.capture.generators import TORCH
 from ariadne.capture.predispatch import silent_thread
 from ariadne.capture.refusals import Patches, refuse_transforms
@@ -209,9 +209,14 @@ class Recorder(ProxyTorchDispatchMode):
                     with unset_fake_temporarily():
                         self._keep_what_is_written(func, args, kwargs)
                     bound = bind(func, args, kwargs)
-                    written = (storage_of(t) for i in written_arguments(func, bound) for t in tensors_in(bound[i]))
-                    mine = {key for key in written if key is not None and key in self.state}
+                    written = [t for i in written_arguments(func, bound) for t in tensors_in(bound[i])]
+                    mine = {key for t in written if (key := storage_of(t)) is not None and key in self.state}
                     self.within.wrote |= {id(t): t for t in self.snapshot.owning(mine)}
+                    faked_ones = {memory_without_data(t) for t in written if isinstance(t, FakeTensor)}
+                    if faked_ones:  # as those that stand for `weight.data` and views of it
+                        mode: Any = self.fake
+                        stood = (t for t in self.snapshot.owning(self.state) if stands_for(mode, t) in faked_ones)
+                        self.within.wrote |= {id(t): t for t in stood}
             if profile is not None:
                 sys.setprofile(profile)
             return func(*args, **kwargs)

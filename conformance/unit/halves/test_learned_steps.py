@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,46 @@ class Halved(Quantised):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.o(Stepping.apply(self.a(x), self.step) * self.step)
         return out
+
+
+def _by_data(step: Tensor) -> None:
+    step.data.mul_(0.5)
+
+
+def _by_detach(step: Tensor) -> None:
+    step.detach().mul_(0.5)
+
+
+def _by_view(step: Tensor) -> None:
+    with torch.no_grad():
+        step.view(1).mul_(0.5)
+
+
+class Unseen(nn.Module):
+    """A function halves a parameter that it is given through another tensor of its memory."""
+
+    def __init__(self, write: Callable[[Tensor], None], before: bool) -> None:
+        super().__init__()
+        self.a, self.m, self.b = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.step, self.before = nn.Parameter(torch.tensor(-1.0)), before
+
+        class Halving(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Tensor, step: Tensor) -> Tensor:
+                write(step)
+                return x * step
+
+            @staticmethod
+            def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+                return grad, None
+
+        self.halve = Halving.apply
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.a(x)
+        if self.before:
+            return self.b(self.halve(self.m(h * self.step) * 1, self.step))
+        return self.b(self.m(self.halve(h * 1, self.step)))
 
 
 class Labelled(nn.Module):
@@ -122,6 +163,22 @@ def test_a_parameter_that_a_function_writes_is_written_once_on_one_side() -> Non
         with torch.no_grad():
             assert torch.equal(split.run_suffix(split.run_prefix(numbers(rows))), whole(numbers(rows)))
     assert torch.equal(model.step, whole.step)
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["first", "after it was read"])
+@pytest.mark.parametrize("write", [_by_data, _by_detach, _by_view])
+def test_a_parameter_that_a_function_writes_unseen_is_written_by_each_call(write: Any, before: bool) -> None:
+    torch.manual_seed(0)
+    model = Unseen(write, before).eval()
+    torch.manual_seed(0)
+    whole = Unseen(write, before).eval()
+    for cut in ("after:a", "after:m", "percent:50"):
+        split = ariadne.prepare_split(model, (numbers(2),), split=cut, fallback="refuse")
+        assert torch.equal(model.step, whole.step), "preparing leaves the model as it was"
+        for rows in (2, 3):
+            with torch.no_grad():
+                assert torch.equal(split.run_suffix(split.run_prefix(numbers(rows))), whole(numbers(rows)))
+        assert torch.equal(model.step, whole.step)
 
 
 def test_a_scripted_function_of_the_script_itself_has_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
