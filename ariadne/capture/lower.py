@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ariadne import tree
 from ariadne.capture.call import OPAQUE, Call, itself, of_rank, of_type
 from ariadne.capture.filled import Slots, filled
-from ariadne.capture.foreseen import Dims, Foresight, memory_without_data, stands_for
+from ariadne.capture.foreseen import Dims, Foresight, stands_for
 from ariadne.capture.outcome import Outcome
 from ariadne.capture.refusals import unpatched
 from ariadne.capture.scripted import TARGET, bare
@@ -43,7 +43,6 @@ from ariadne.plan import (
     Value,
     check,
     layout,
-    storage_of,
     tensors_in,
     written_arguments,
 )
@@ -352,9 +351,7 @@ class Lowering:
             return value.dtype is not None
         given = [t for t in tensors_in(event.args) if self.values.tensor(t).name == name]
         fake = self.values.fake
-        if fake is None:
-            return any(storage_of(t) == storage_of(out) for t in given)
-        return any(stands_for(fake, t) == memory_without_data(out) for t in given)
+        return any((memory_of(t) if fake is None else stands_for(fake, t)) == memory_of(out) for t in given)
 
     def _whole_op(self, event: Event, call: Call) -> None:
         """One op that gives every leaf of the result; of those that are no tensors, each is held against what it was."""

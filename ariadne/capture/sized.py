@@ -25,9 +25,8 @@ def _linear(input: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> Any:
 
 def _batch_norm(input: torch.Tensor, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool,
                 momentum: float, eps: float, cudnn_enabled: bool) -> Any:  # fmt: skip
-    given, tracked = [t for t in (weight, bias) if t is not None], (running_mean, running_var)
-    whole = len(given) == 2 and all(t is not None for t in tracked)
-    if whole and input.dim() > 1 and _fit(input, (*given, *tracked), input.shape[1]):
+    tracked = (running_mean, running_var)
+    if input.dim() > 1 and _fit(input, (weight, bias, *tracked), input.shape[1]):
         if training:  # it writes them
             for t in tracked:
                 _aten.mul_.Tensor(t, t)

@@ -102,6 +102,9 @@ def read_containers(data: list[Any], path: str) -> tuple[str, tuple[Any, ...], l
     return how, steps, found
 
 
+_KEYS = (str, int, float, bool, torch.device, torch.dtype)
+
+
 def _step(data: Any) -> Any:
     parts = items(data, "a step")
     need(len(parts) == 2 and parts[0] in ("attribute", "key"), "a step is malformed")
@@ -112,9 +115,6 @@ def _step(data: Any) -> Any:
     key = Reader().atom(parts[1])
     need(key is None or type(key) in _KEYS, "a step is malformed")
     return key
-
-
-_KEYS = (str, int, float, bool, torch.device, torch.dtype)
 
 
 def is_free(name: str) -> bool:

@@ -37,16 +37,8 @@ def read(
 
     `HalfError` for what is no half, or can't be read here.
     """
-    wrong = [
-        repr(a)
-        for a in ([allow] if isinstance(allow, str) else allow)
-        if isinstance(allow, str) or not isinstance(a, str)
-    ]
-    if wrong:
-        raise SpecError(
-            f'allow= takes a list of names, as ["module:qualname", "library::*"]; found {wrong[0]} in place of '
-            f"{'a list' if isinstance(allow, str) else 'a name'}"
-        )
+    if isinstance(allow, str) or not all(isinstance(a, str) for a in allow):
+        raise SpecError(f'allow= takes a list of names, as ["module:qualname", "library::*"]; found {allow!r}')
     file = File(path)
     data = parsed(file)
     spaces = frozenset(a.removesuffix("::*") for a in allow if a.endswith("::*"))
