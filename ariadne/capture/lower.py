@@ -78,6 +78,7 @@ class Lowering:
         self.filled = Slots({}, {})
         self.snapshot = snapshot
         self.foresight = Foresight()
+        self.at = 0  # the event that is lowered
         self.unforeseen: set[str] = set()  # sizes of which no fake kernel tells whether they follow data
         self.crowd = Counter((e.module, e.call) for e in recorded.events)
         self.readers = Counter(id(t) for e in recorded.events for t in tensors_in(e.args))
@@ -234,7 +235,15 @@ class Lowering:
             return [()] * len(outs)
         if any(t.is_nested for t in tensors_in((args, tuple(outs)))):
             return [_dims_of_ragged(out, args) for out in outs]
+        if self.recorded.reshaped:
+            args, outs = self._as_it_was(args, self.at), self._as_it_was(outs, self.at + 1)
         return self.foresight.follows_data(target, args, outs)
+
+    def _as_it_was(self, value: Any, event: int) -> Any:
+        """What an op took or gave, with the tensors in it of the sizes that they had before an event."""
+        if isinstance(value, (list, tuple)):
+            return [self._as_it_was(v, event) for v in value]
+        return self.recorded.before(value, event) if isinstance(value, torch.Tensor) else value
 
     def _written_source(self, ret: Any, target: OpOverload, args: tuple[Any, ...]) -> str | None:
         if ret.alias_info is None or not ret.alias_info.is_write:
@@ -277,6 +286,7 @@ class Lowering:
         """Name the sizes that follow data, or of which nothing tells whether they do; `follows` is that of a real run."""
         if out.is_nested:
             return
+        out = self.recorded.before(out, self.at + 1)
         for d, size in enumerate(out.shape):
             if d < len(follows) and follows[d] is not False:
                 # a real run can't show whether Python looked at it: what followed holds for this size
@@ -413,7 +423,7 @@ class Lowering:
         backward = {i: where for start, end, where in self.recorded.backwards for i in range(start, end)}
         for i, event in enumerate(self.recorded.events):
             starts.append(len(self.values.nodes))
-            self.values.backward = backward.get(i, "")
+            self.values.backward, self.at = backward.get(i, ""), i
             self.event(event)
         starts.append(len(self.values.nodes))
         self.values.backward = ""

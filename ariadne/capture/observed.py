@@ -184,7 +184,9 @@ def observe(
         changes, put, unforeseen, slots = dict(found.effects), low.put, frozenset(low.unforeseen), low.filled
         del low
         output = tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, found.output)
-        shapes = tuple(tuple(sizes_in(t) for t in tensors_in(e.out)) for e in found.events)
+        shapes = tuple(
+            tuple(sizes_in(found.before(t, k)) for t in tensors_in(e.out)) for k, e in enumerate(found.events, 1)
+        )
         again = bool(found.again)  # an op gave back what it was given, and the plan has two names for it
         found.forget_tensors()
         found.output = None  # what recorded it lives on in a cycle, and with it the graph of a result

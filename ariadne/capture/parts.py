@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from ariadne import tree
 from ariadne.capture.call import Call, marks_of, version
 from ariadne.capture.followed import plain
-from ariadne.capture.recorder import Recorder, runs_again
+from ariadne.capture.recorder import Recorder, profiled, runs_again
 from ariadne.capture.refusals import refuse_transforms
 from ariadne.capture.state import Snapshot, Spot
 from ariadne.capture.values import CONSTANTS, SYMBOLIC
@@ -84,7 +84,7 @@ class Parts:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         recorder._keep(tensors)
         tell(recorder, leaves)
-        with recorder.aside():
+        with recorder.aside(), recorder.unlooked() as profile:
             before = snapshot.anew()
             self._refuse_before(name, self.last.spots(), modules)
             alone = not snapshot.moved_rng(recording.numbers)
@@ -95,7 +95,7 @@ class Parts:
             stood, reads = tree.flatten((args, kwargs)), _Reads(recorder.state, snapshot)
             with recorder.drawing(), torch._C._DisablePythonDispatcher(), reads:
                 try:
-                    out = run(*args, **kwargs)
+                    out = profiled(profile, partial(run, *args, **kwargs))
                 except Exception as error:
                     recorder.note_failure(f"the opaque part {name!r}", error)
                     raise

@@ -133,6 +133,19 @@ class Recorder(ProxyTorchDispatchMode):
             self.depth -= 1
 
     @contextmanager
+    def unlooked(self) -> Iterator[Any]:
+        """While in the block, no function that starts is looked at; what looks at them is given, or None where nothing does."""
+        profile = sys.getprofile()
+        if profile is None or profile is not self.profile:  # another thread, or a profiler of forward's own
+            yield None
+            return
+        sys.setprofile(None)
+        try:
+            yield profile
+        finally:
+            sys.setprofile(profile)
+
+    @contextmanager
     def whole(self) -> Iterator[Within]:
         """While in the block, what runs is `aside`, and the tensors that its ops read are noted, by their ids."""
         before, self.within = self.within, Within()
@@ -230,6 +243,8 @@ class Recorder(ProxyTorchDispatchMode):
                 "weights once its ops are recorded. Call torch.backends.mha.set_fastpath_enabled(False), here and where the split "
                 "is called; or leave autocast around that layer"
             )
+        if torch.Tag.inplace_view in func.tags:
+            self.recording.reshapes(args[0])
         if func is torch.ops.aten.lift_fresh.default:
             self.depth += 1
             with unset_fake_temporarily():
@@ -247,7 +262,7 @@ class Recorder(ProxyTorchDispatchMode):
                     torch._C._DisablePythonDispatcher(),
                 ):  # else composite ops such as lstm run as Python decompositions
                     run = partial(func, *plain(args), **plain(kwargs)) if self.watch else partial(func, *args, **kwargs)
-                    out = run() if profile is None else profiled(profile, run)
+                    out = profiled(profile, run)
             except Exception as error:
                 self.recording.raised = True
                 if not self.recording.failed and raised_by_data(func, plain(args), plain(kwargs), error):
@@ -465,7 +480,9 @@ def _is_composite(func: OpOverload) -> bool:
 
 
 def profiled(profile: Any, run: Callable[[], Any]) -> Any:
-    """What a function gives under a profile: an op may be written in Python."""
+    """What a function gives under a profile, if there is one: an op may be written in Python."""
+    if profile is None:
+        return run()
     sys.setprofile(profile)
     try:
         return run()

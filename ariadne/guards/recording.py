@@ -124,12 +124,24 @@ class Recording:
     again: dict[int, torch.Tensor] = field(default_factory=dict)  # by an alias of it, what an op gave back as it was
     unchanged: dict[int, torch.Tensor] = field(default_factory=dict)  # the same by a fake tensor of it
 
+    # By a tensor's id, what it was before ops changed its sizes in place, each with the event that did.
+    reshaped: dict[int, list[tuple[int, torch.Tensor]]] = field(default_factory=dict)
+
     # By the id of what `t.data` gave, that and the tensor it was asked of, where no op made it.
     data_of: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def reshapes(self, t: torch.Tensor) -> None:
+        """Take note of a tensor whose sizes the next event changes in place."""
+        self.reshaped.setdefault(id(t), []).append((len(self.events), t.detach()))
+
+    def before(self, t: torch.Tensor, event: int) -> torch.Tensor:
+        """A tensor of the sizes that it had before an event ran."""
+        return next((was for at, was in self.reshaped.get(id(t), ()) if at >= event), t)
 
     def forget_tensors(self) -> None:
         """Let go of what the ops took and gave."""
         self.events.clear()
+        self.reshaped.clear()
         self.sized.clear()
         self.again.clear()
         self.unchanged.clear()

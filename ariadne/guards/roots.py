@@ -153,6 +153,7 @@ class _Search:
         self.counted: dict[int, Any] = {}
         self.done: dict[tuple[int, bool], tuple[Any, set[str]]] = {}  # the names that were looked at in each
         self.todo: list[tuple[Any, bool, type | None]] = []  # what can be called, to be looked at; `runs`, `owner`
+        self.unnamed: dict[int, tuple[type, set[str]]] = {}  # the methods of a class that run without being named
         self.looked: dict[tuple[int, ...], Any] = {}  # what was, and what holds others that can be called
 
     def all(self) -> Reached:
@@ -227,8 +228,11 @@ class _Search:
         _, done = self.done.setdefault((id(thing), self.runs), (thing, set()))
         more = table.keys() & names
         if self.runs and is_a(thing, type) and methods:
-            unasked = {"__init__"} if issubclass(thing, nn.Module) else set()
-            more |= {n for n in table if n[:2] == "__" and is_a(table[n], FunctionType)} - unasked
+            if id(thing) not in self.unnamed:
+                unasked = {"__init__"} if issubclass(thing, nn.Module) else set()
+                found = {n for n in table if n[:2] == "__" and is_a(table[n], FunctionType)}
+                self.unnamed[id(thing)] = thing, found - unasked
+            more |= self.unnamed[id(thing)][1]
         for name in sorted(more - done):
             inner = table[name]
             if is_method := is_a(inner, FunctionType) or bool(around(inner)):
@@ -243,7 +247,7 @@ class _Search:
 
     def meet(self, value: Any, names: Collection[str] = ()) -> None:
         """Look at what these names mean in the classes in a value, and in all that it holds; of objects, in their own."""
-        todo, seen = [value], set[int]()
+        todo, seen, met = [value], set[int](), set[int]()
         while todo:
             thing: Any = todo.pop()
             if is_ours(thing if is_a(thing, type) else type(thing)):
@@ -258,7 +262,9 @@ class _Search:
                         self.enter_all(inner)
                 if not _is_known(thing):
                     self.classes[thing] = None
-                self.meet_class(thing, names)
+                if id(thing) not in met:
+                    met.add(id(thing))
+                    self.meet_class(thing, names)
             elif type(thing) in LEAVES and not is_a(thing, FunctionType):
                 continue
             elif is_a(thing, _CALLED) or is_memory(thing):
@@ -273,7 +279,9 @@ class _Search:
             elif id(thing) not in seen and not is_opaque(thing) and not is_bare(thing):
                 seen.add(id(thing))
                 self.read.thing(thing)
-                self.meet_class(type(thing), names)
+                if id(type(thing)) not in met:
+                    met.add(id(type(thing)))
+                    self.meet_class(type(thing), names)
                 if id(thing) not in self.counted and self.left:
                     self.left -= 1
                     self.counted[id(thing)] = thing

@@ -31,6 +31,7 @@ from ariadne.guards import (
     explain,
     matched,
     other_structure,
+    searched_once,
     state_types,
     undisturbed,
 )
@@ -338,7 +339,8 @@ class Plans:
     def _captured_for(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool
     ) -> tuple[Variant, tuple[Any, ...]]:
-        with capturing(), without_saving_hooks():  # `_lock` is held for moments alone: calls that have a plan go on
+        # `_lock` is held for moments alone: calls that have a plan go on.
+        with capturing(), searched_once(), without_saving_hooks():
             lo, hi = self.settings.spec.batch_range
             args, kwargs, example = self._as_example(args, kwargs, training, range(lo, hi + 1))
             sizes = sizes_in(example.sizes, example.leaves)

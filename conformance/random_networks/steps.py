@@ -130,6 +130,13 @@ def _scripted(takes: str, function: Any, use: Callable[..., Any]) -> Step:
     return Step(takes, run, shaped=shaped)
 
 
+def _reshaped(frame: Frame, x: Tensor, how: str) -> Tensor:
+    """What an op makes of a tensor, of other sizes from then on."""
+    made = torch.stack([x, x])
+    _RESHAPES[how](made)
+    return made
+
+
 def _appended(frame: Frame, x: Tensor) -> Tensor:
     frame.net.records.append(x)
     return x * 1
@@ -140,6 +147,13 @@ def _put(frame: Frame, x: Tensor, at: str) -> Tensor:
     return x * 1
 
 
+_RESHAPES: dict[str, Callable[[Tensor], Tensor]] = {
+    "transpose": lambda x: x.transpose_(0, -1),
+    "swap": lambda x: x.swapdims_(0, 1),
+    "unsqueeze": lambda x: x.unsqueeze_(1),
+    "squeeze": lambda x: x.squeeze_(1),
+    "as_strided": lambda x: x.as_strided_(x.shape[1:], x.stride()[1:]),
+}
 DIM = (-1, 0, 1, 2)
 DTYPES = {
     name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16", "int64", "int32", "bool")
@@ -192,6 +206,7 @@ STEPS: dict[str, Step] = {
     "unfold": Step("a", lambda f, x: x.unfold(-1, 2, 1)),
     "detach": Step("f", lambda f, x: x.detach()),
     "contiguous": Step("a", lambda f, x: x.contiguous()),
+    "reshaped_": Step("a", _reshaped, {"how": tuple(_RESHAPES)}),
     "clone": Step("a", lambda f, x: x.clone()),
     "flip": Step("a", lambda f, x, dim: x.flip(dim), {"dim": DIM}),
     "roll": Step("a", lambda f, x, dim: x.roll(1, dim), {"dim": DIM}),
