@@ -145,6 +145,8 @@ def capture(
         with emptied(slots):
             fresh = _as_first(model, example, size, batch_symbol, grad, other)
             if fresh is not None and _sets_up(model, example, fresh, grad) is None:
+                paths = {id(module): path for path, module in modules.items()}
+                fresh.recorded.called_before = frozenset((paths[id(module)], name) for (module, name), _ in slots)
                 return _captured(model, example, fresh, batch_symbol, batches, grad, needed, like)
     primed = [slot for at, slot in real.history.renewed.items() if at in real.effects.primed] if real.history else []
     if primed:  # it ran at this batch before, and what it puts there at each call stood there already
@@ -168,7 +170,6 @@ def _as_first(
         refuse_beginnings(model, example, grad, fresh.beginnings, fresh.recorded.drew)
     except UnsupportedError:  # as it stands, the model was seen to be followed
         return None
-    fresh.recorded.called_before = True
     return fresh
 
 

@@ -229,22 +229,25 @@ class Baseline:
             names_in = Listed(self.modules[path], ignored)
             self.attributes.append((path, ("the names of its attributes",), names_in))
         self.references = references(self.modules, read_tensors, self.outside)
-        called = any(recorded.called_before for recorded in recordings)
+        called = frozenset[tuple[str, str]]().union(*(recorded.called_before for recorded in recordings))
         real = [recorded.made_of for recorded in recordings if recorded.made_of is not None]
         filled = {what: [made[what] for made in real if what in made] for what in sorted({*chain.from_iterable(real)})}
         self.attributes += [
             (
                 "",
                 (what,),
-                AsFilled(model, made, called) if made[-1].holders is None else AsLast(model, merged_runs(made)),
+                AsFilled(model, made, made[-1].spot.is_of(called))
+                if made[-1].holders is None
+                else AsLast(model, merged_runs(made)),
             )
             for what, made in filled.items()
         ]
-        leave_together([v for *_, v in self.attributes if isinstance(v, AsFilled)], len(real))
+        leave_together([v for *_, v in self.attributes if isinstance(v, AsFilled) and not v.called], len(real))
         left = merged(recorded.left for recorded in recordings)
         reads = frozenset[tuple[str, str]]().union(*(recorded.decided for recorded in recordings))
         if called:  # by the model itself, or by a split of it: what that left is known
-            left, reads = {site: one for site, one in left.items() if site in first_calls(model)}, frozenset()
+            calls, reads = first_calls(model), reads - called
+            left = {site: one for site, one in left.items() if site in calls or not site.is_of(called)}
         if left or reads:
             self.attributes.append(("", ("what a first call leaves",), AsLeft(model, left, reads)))
         self._note_classes(recordings, names)

@@ -7,7 +7,7 @@ prepared, whichever plan served it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -43,6 +43,10 @@ class Spot(NamedTuple):
         except (LookupError, AttributeError, TypeError):
             return MISSING
         return MISSING if found is None else found
+
+    def is_of(self, attributes: Collection[tuple[str, str]]) -> bool:
+        """Whether it is in one of these attributes; it may be, where it is in none of a module, if there are any."""
+        return (self.path, self.steps[0]) in attributes if self.steps else bool(attributes)
 
     def is_empty(self, model: nn.Module) -> bool:
         """Whether it is known that nothing stands there."""

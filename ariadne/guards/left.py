@@ -7,7 +7,7 @@ this plan's, the model goes on with that, and the plan does not.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -53,6 +53,10 @@ class Site:
     steps: tuple[Any, ...]
     kind: str = ""
     elsewhere: Elsewhere | None = None
+
+    def is_of(self, attributes: Collection[tuple[str, str]]) -> bool:
+        """Whether it is one of these attributes, or in one; it may be, where it is elsewhere, if there are any."""
+        return (self.path, self.steps[0]) in attributes if self.steps else bool(attributes)
 
     def told(self, model: nn.Module) -> Any:
         """What stands there now: of a container, by key; `MISSING` where nothing does, or None."""

@@ -89,7 +89,7 @@ class Recording:
     left: dict[Any, Any] = field(default_factory=dict)  # what stands where it filled something, as plain values
     decided: frozenset[tuple[str, str]] = frozenset()  # attributes for which what a first call left there decides
     remembered: list[Any] = field(default_factory=list)  # what functions had kept before, and were asked again
-    called_before: bool = False  # an earlier call had filled that
+    called_before: frozenset[tuple[str, str]] = frozenset()  # attributes that an earlier call had filled
     moved: set[int] = field(default_factory=set)
     stands: dict[int, set[Any]] = field(default_factory=dict)  # by the id of a dict that moved, what it holds as before
     backwards: list[tuple[int, int, str]] = field(default_factory=list)

@@ -123,6 +123,9 @@ class Twins:
     def reset(self) -> None:
         """Set the second model and its optimizer to the state of the first."""
         with torch.no_grad():
+            if len([*self.whole.buffers()]) > len([*self.split.buffers()]):  # half of a call hands one on to another
+                for module in self.split.modules():
+                    module._buffers.update({k: t.clone() for k, t in module._buffers.items() if t is not None})
             self.split.load_state_dict(self.whole.state_dict())
             self.split.records[:] = self.whole.records
             self.split.notes.clear()

@@ -101,6 +101,51 @@ class BatchByType(_Weighed):
         return 2.0 if isinstance(batch, int) and type(batch) is int and batch > 5 else 1.0
 
 
+class _Reshaped(BatchInTable):
+    """The same, and what an op made has other sizes later, which it gets in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.reshaped(torch.tanh(self.enter(x)))
+        found: Tensor = self.leave(h * self.weight(x.shape[0]))
+        return found
+
+    def reshaped(self, h: Tensor) -> Tensor:
+        """What has changed its sizes, in the end those of `h`."""
+        raise NotImplementedError
+
+
+@toy("squeezed_in_place")
+class SqueezedInPlace(_Reshaped):
+    """A dim that a product has for the sake of it is taken out in place."""
+
+    def reshaped(self, h: Tensor) -> Tensor:
+        return torch.bmm(h[:, None], torch.diag_embed(h)).squeeze_(1)
+
+
+@toy("turned_in_place")
+class TurnedInPlace(_Reshaped):
+    """Samples come in columns in between."""
+
+    def reshaped(self, h: Tensor) -> Tensor:
+        columns = h * 2
+        columns.t_()
+        columns = columns - columns.mean(0)
+        columns.transpose_(0, 1)
+        return columns
+
+
+@toy("windowed_in_place")
+class WindowedInPlace(_Reshaped):
+    """Of twice as many numbers every other one stays, by strides, and a dim comes and goes."""
+
+    def reshaped(self, h: Tensor) -> Tensor:
+        twice = h.repeat_interleave(2, 1)
+        twice.as_strided_((h.shape[0], 16), (32, 2))
+        more = twice + 1
+        more.unsqueeze_(1)
+        return (more - 1).squeeze_(1)
+
+
 def _images(batch: int, generator: torch.Generator) -> Inputs:
     """Of other heights and widths at each batch: 6 to 12 by 7 to 9, and at batch 8 20 by 13."""
     height, width = (20, 13) if batch == 8 else (6 + 2 * batch % 8, 9 - batch % 3)
