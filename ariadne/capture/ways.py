@@ -156,8 +156,7 @@ def capture(
                 raise refusal(again.effects.primed[0][0], "changes in a way of its own")
             _refuse_first_of_many(again, _sets_up(model, example, again, grad))
             return _captured(model, example, again, batch_symbol, batches, grad, needed, like)
-    if not slots:
-        _refuse_first_of_many(real, _sets_up(model, example, real, grad))
+    _refuse_first_of_many(real, _sets_up(model, example, real, grad))
     return _captured(model, example, real, batch_symbol, batches, grad, needed, like)
 
 

@@ -37,7 +37,7 @@ from ariadne.guards.first_calls import AsFilled, first_calls, leave_together
 from ariadne.guards.first_calls import merged as merged_runs
 from ariadne.guards.kept import Defaults, Kept, Same
 from ariadne.guards.last_size import AsLast
-from ariadne.guards.left import AsLeft, merged
+from ariadne.guards.left import AsLeft, Site, merged
 from ariadne.guards.marks import (
     ASKING_FOR_CLASSES,
     Asked,
@@ -236,7 +236,7 @@ class Baseline:
             (
                 "",
                 (what,),
-                AsFilled(model, made, made[-1].spot.is_of(called))
+                AsFilled(model, made, made[-1].spot.was_filled(model, called))
                 if made[-1].holders is None
                 else AsLast(model, merged_runs(made)),
             )
@@ -246,8 +246,9 @@ class Baseline:
         left = merged(recorded.left for recorded in recordings)
         reads = frozenset[tuple[str, str]]().union(*(recorded.decided for recorded in recordings))
         if called:  # by the model itself, or by a split of it: what that left is known
-            calls, reads = first_calls(model), reads - called
-            left = {site: one for site, one in left.items() if site in calls or not site.is_of(called)}
+            calls = first_calls(model)
+            left = {site: one for site, one in left.items() if site in calls or not site.was_filled(model, called)}
+            reads = frozenset(key for key in reads if not Site(key[0], key[1:]).was_filled(model, called))
         if left or reads:
             self.attributes.append(("", ("what a first call leaves",), AsLeft(model, left, reads)))
         self._note_classes(recordings, names)

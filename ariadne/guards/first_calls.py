@@ -44,9 +44,10 @@ class Spot(NamedTuple):
             return MISSING
         return MISSING if found is None else found
 
-    def is_of(self, attributes: Collection[tuple[str, str]]) -> bool:
-        """Whether it is in one of these attributes; it may be, where it is in none of a module, if there are any."""
-        return (self.path, self.steps[0]) in attributes if self.steps else bool(attributes)
+    def was_filled(self, model: nn.Module, attributes: Collection[tuple[str, str]]) -> bool:
+        """Whether an earlier call, which filled these attributes, may have filled it: not where nothing stands, in none of them."""
+        known = not self.steps or (self.path, self.steps[0]) in attributes
+        return bool(attributes) and (known or self.now(model) is not MISSING)
 
     def is_empty(self, model: nn.Module) -> bool:
         """Whether it is known that nothing stands there."""

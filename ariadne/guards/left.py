@@ -54,9 +54,10 @@ class Site:
     kind: str = ""
     elsewhere: Elsewhere | None = None
 
-    def is_of(self, attributes: Collection[tuple[str, str]]) -> bool:
-        """Whether it is one of these attributes, or in one; it may be, where it is elsewhere, if there are any."""
-        return (self.path, self.steps[0]) in attributes if self.steps else bool(attributes)
+    def was_filled(self, model: nn.Module, attributes: Collection[tuple[str, str]]) -> bool:
+        """Whether an earlier call, which filled these attributes, may have filled it: not where nothing stands, in none of them."""
+        known = not self.steps or (self.path, self.steps[0]) in attributes
+        return bool(attributes) and (known or self.told(model) is not MISSING)
 
     def told(self, model: nn.Module) -> Any:
         """What stands there now: of a container, by key; `MISSING` where nothing does, or None."""

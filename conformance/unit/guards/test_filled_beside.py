@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ariadne import SplitSpec, prepare_split
+from ariadne.errors import UnsupportedError
 
 
 class Keeps(nn.Module):
@@ -79,3 +80,44 @@ def test_the_model_goes_on_with_what_its_first_call_made(beside: str, ran: bool)
                 p.grad = None
                 p -= g / 8
                 q -= g / 8
+
+
+class Together(nn.Module):
+    """A table that is made once, and with it a weight's double, which stands in a list; or the batch, where there is none."""
+
+    def __init__(self, counts: bool) -> None:
+        super().__init__()
+        self.enter, self.leave, self.counts = nn.Linear(4, 4), nn.Linear(4, 4), counts
+        self.table: torch.Tensor | None = None
+        self.items: list[Any] = [None]
+        self.rows: int | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.enter(x)
+        if self.table is None:
+            self.table = torch.arange(4.0)
+            self.items[0] = self.leave.weight.detach() * 2
+        if self.counts and self.rows is None:
+            self.rows = x.shape[0]
+        return nn.functional.linear(h + self.table, self.items[0]) * (self.rows or 1)
+
+
+def test_what_an_earlier_call_put_into_a_list_is_gone_on_with_when_the_weight_changes() -> None:
+    model = Together(counts=False)
+    x = torch.randn(3, 4)
+    model(x)
+    whole = copy.deepcopy(model)
+    runtime = prepare_split(model, (x,), split=SplitSpec("percent:50", dynamic_batch=(1, 8)), fallback="refuse")
+    with torch.no_grad():
+        for one in (model, whole):
+            one.leave.weight.mul_(2)
+    assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), whole(x))
+
+
+def test_what_follows_the_first_batch_is_refused_in_a_model_that_ran_before_it_was_emptied() -> None:
+    model = Together(counts=True)
+    x = torch.randn(3, 4)
+    model(x)
+    model.rows = None
+    with pytest.raises(UnsupportedError, match="sets up 'rows' of the model when it first runs"):
+        prepare_split(model, (x,), split=SplitSpec("percent:50", dynamic_batch=(1, 8)), fallback="refuse")
