@@ -172,6 +172,27 @@ def puts_again(
     return (look.containers, puts, {*assigned}) if same else None
 
 
+def assigned_once(
+    modules: Mapping[str, nn.Module], left: Mapping[tuple[str, str], Any], once_more: Callable[[], Any]
+) -> frozenset[tuple[str, str]]:
+    """Those attributes of modules, of these that a first run `left`, that a further one does not assign.
+
+    Meanwhile each holds the same in tensors that are other objects: so one that is put there anew tells itself, be it the same.
+    """
+    others = {at: tree.map_leaves(_another_object, value) for at, value in left.items()}
+    for (path, name), other in others.items():
+        modules[path].__dict__[name] = other
+    once_more()
+    found = {(path, name) for (path, name), other in others.items() if modules[path].__dict__.get(name) is other}
+    for path, name in found:
+        modules[path].__dict__[name] = left[path, name]
+    return frozenset(found)
+
+
+def _another_object(leaf: Any) -> Any:
+    return leaf.detach().requires_grad_(leaf.requires_grad) if is_a(leaf, torch.Tensor) else leaf
+
+
 def _holder(thing: Any, change: Change) -> Any:
     return Slots(thing) if change.kind == "object" else thing
 

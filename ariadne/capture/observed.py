@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -31,7 +31,7 @@ from ariadne.capture.filled import counted, left_by, made_of, made_of_inputs, re
 from ariadne.capture.flags import set_in
 from ariadne.capture.generalize import SIZE
 from ariadne.capture.grown import refuse_asked
-from ariadne.capture.history import History, alike, gives, lived, puts_again
+from ariadne.capture.history import History, alike, assigned_once, gives, lived, puts_again
 from ariadne.capture.hung import attributes_set, refuse_hung, refuse_hung_again, refuse_hung_on_results
 from ariadne.capture.identity import compares, watching
 from ariadne.capture.lower import Lowering
@@ -67,6 +67,7 @@ from ariadne.guards import (
 )
 from ariadne.plan import (
     Batches,
+    Ref,
     TracePlan,
     check,
     layout,
@@ -128,7 +129,8 @@ def with_stores(
     if strange is not None:
         raise refusal(strange, "changes in some runs alone")
     beside = stores_beside_caches(sorted(effects.assigned | effects.kept), put)
-    stores = (*plan.stores, *beside, *stores_of(effects.rules, changes, put))
+    again = (s for s in plan.stores if s.table != "__dict__" or (s.path, s.name) not in effects.once)
+    stores = (*again, *beside, *stores_of(effects.rules, changes, put))
     roots = {root.name: root.thing for root in reach.outside.roots}
     objects = {s.path: roots[s.path] for s in stores if s.table == "outside"}
     return check(replace(plan, stores=stores, objects={**plan.objects, **objects}))
@@ -273,6 +275,8 @@ def observe(
             refuse_asked(once_more, output, containers, effects.rules, history.larger)
             if is_looked_into(left, found, snapshot.modules):
                 refuse_gone_on(model, example, batch, grad, found.drew, snapshot, left, _refuse_strange)
+            if still := _standing(unpruned, snapshot.modules, found.changed, effects.assigned):
+                effects.once = assigned_once(snapshot.modules, still, once_more)
         refuse_repeated(found, unpruned, snapshot, effects.rules, containers)
         unpruned = with_stores(unpruned, effects, changes, put, reach)
         found.made_of = made_of(slots, unpruned, effects)
@@ -315,6 +319,23 @@ def _again(model: nn.Module, args: Any, kwargs: Any) -> Any:
             f"call left Python: {str(error)[:200]}. What it sets up once goes with what it keeps in tensors. Run the model once, "
             "and prepare then"
         ) from error
+
+
+def _standing(
+    plan: TracePlan, modules: Mapping[str, nn.Module], changed: Iterable[tuple[str, str, Any, Any]], assigned: set[Key]
+) -> dict[Key, Any]:
+    """What the plan assigns to attributes, of tensors that its ops make, and that still is the very object that its run left."""
+    made = {name for node in plan.nodes for name in node.outputs}
+    stored = {
+        (s.path, s.name)
+        for s in plan.stores
+        if s.table == "__dict__" and any(isinstance(atom, Ref) and atom.name in made for atom in s.atoms)
+    }
+    return {
+        (path, name): now
+        for path, name, _, now in changed
+        if (path, name) in stored - assigned and modules[path].__dict__.get(name) is now
+    }
 
 
 def _refuse_renewed(found: Recording, effects: Effects) -> None:

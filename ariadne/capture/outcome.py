@@ -161,7 +161,8 @@ class Outcome:
         """What forward assigned to plain attributes without having read them first, or looked for them in vain.
 
         A module that also changed an attribute after reading it keeps a cache, which is of no use without all its parts:
-        nothing of that module is stored. So it is with what forward sets up at its first call.
+        nothing of that module is stored. So it is with what forward sets up at its first call. Where the cache is another
+        module's, a second run tells: see `history.assigned_once`.
         """
         caching = self._caching()
         for path, name, now in self._assigned():

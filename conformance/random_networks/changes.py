@@ -69,7 +69,7 @@ def shake_referred(session: Any, number: int) -> None:
 
     Through `.data`, so not where the first call makes something of a weight and keeps it: no guard sees that, as the docs say.
     """
-    if any(step["do"] == "by_first_weight" for step in session.program.steps):
+    if any(step["do"] in ("by_first_weight", "by_first_in_part") for step in session.program.steps):
         return
     for model in session.models():
         for t in model.referred:

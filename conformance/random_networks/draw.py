@@ -39,9 +39,9 @@ REFUSALS = (RuntimeError, ZeroDivisionError, ValueError, IndexError, TypeError, 
 # What was silently wrong once, and random programs meet seldom.
 NAMED = (
     "append", "note", "class_append", "class_bind", "by_class", "divided", "checkpointed", "marked", *["packed"] * 6,
-    "by_reference", "by_first_call", "by_first_weight", "by_held_function", "by_number", "by_teacher", "by_cache",
-    "by_object", "by_keywords", "by_length", "hand_on", "by_beside", "by_shape_table", "by_kept_value", "grown",
-    "functional_if", "slope",
+    "by_reference", "by_first_call", "by_first_weight", "by_first_in_part", "by_held_function", "by_number",
+    "by_teacher", "by_cache", "by_object", "by_keywords", "by_length", "hand_on", "by_beside", "by_shape_table", "by_kept_value",
+    "grown", "functional_if", "slope",
     *(n for n in STEPS if n.startswith(("scripted", "opaque", "count_"))), "compress",
 )  # fmt: skip
 _KINDS = [*parts.KINDS, *["linear"] * 8, *["batch_norm"] * 3, "lookup", "dropout", "relu", "gain", "average", "delay"]

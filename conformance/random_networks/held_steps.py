@@ -11,7 +11,7 @@ from torch import Tensor
 
 from conformance.random_networks import outside
 
-MADE = ("made_once", "made_of_weight")  # what first calls make
+MADE = ("made_once", "made_of_weight", "made_beside", "made_in_part")  # what first calls make
 
 
 def by_keywords(frame: Any, x: Tensor) -> Tensor:
@@ -40,6 +40,14 @@ def by_first_weight(frame: Any, x: Tensor) -> Tensor:
     if not hasattr(frame.net, "made_of_weight"):
         frame.net.made_of_weight = next(frame.net.parts.parameters()).detach().float().sum() * 2
     return x * frame.net.made_of_weight
+
+
+def by_first_in_part(frame: Any, x: Tensor) -> Tensor:
+    """By what the first call makes of a weight, and keeps in a part, where it looks for nothing: it asks the network alone."""
+    if not hasattr(frame.net, "made_beside"):
+        frame.net.made_beside = torch.tensor([0.5, 2.0]).cumsum(0)
+        frame.net.parts.made_in_part = next(frame.net.parts.parameters()).detach().float().sum() * 2
+    return x * frame.net.made_beside[1] * frame.net.parts.made_in_part
 
 
 def by_shape_table(frame: Any, x: Tensor, how: str) -> Tensor:

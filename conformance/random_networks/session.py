@@ -63,6 +63,7 @@ class Session:
         for model in self.models():  # a split's calls leave it to the model to have a first one
             for name in MADE:
                 model.__dict__.pop(name, None)
+                model.parts.__dict__.pop(name, None)
         try:
             self.runtime = self.twins.trace("trace")
         except FrontierError:

@@ -289,6 +289,7 @@ STEPS: dict[str, Step] = {
     ),
     "by_first_call": Step("f", held_steps.by_first_call, shaped=lambda f, x: x * 1),
     "by_first_weight": Step("f", held_steps.by_first_weight, {}, _MADE, lambda f, x: x * 1),
+    "by_first_in_part": Step("f", held_steps.by_first_in_part, {}, _MADE, lambda f, x: x * 1),
     # what stays in a container of the network
     "append": Step("f", _appended, shaped=lambda f, x: x * 1),
     "note": Step("f", _put, {"at": ("a", "b")}, shaped=lambda f, x, at: x * 1),
