@@ -62,7 +62,7 @@ def unit(session: nox.Session, *options: str) -> None:
 
 # Rooms whose unit tests run in a process of their own. Each prepare sets methods of `nn.Module`, which Python tells to every class
 # made of it: beside the classes of all test files and of the zoo's libraries, a small model takes twice as long.
-APART = (("guards",), ("capture", "runtime", "stopped"), ("halves", "random_networks", "traps"))
+APART = (("guards",), ("capture", "runtime", "stopped"), ("random_networks",), ("halves", "traps"))
 
 
 def units(session: nox.Session) -> None:
@@ -162,7 +162,7 @@ def fuzz(session: nox.Session) -> None:
     Path("results").mkdir(exist_ok=True)
     env |= {"ARIADNE_HALVES_FUZZ": {"smoke": "150", "full": "5000", "wide": "5000", "nightly": "500000"}[profile]}
     files.append("conformance/unit/halves/test_halves.py::test_mutated_files_are_refused_or_decoded")
-    env |= {"ARIADNE_REMOTE_FUZZ": {"smoke": "3000", "full": "100000", "wide": "100000", "nightly": "1000000"}[profile]}
+    env |= {"ARIADNE_REMOTE_FUZZ": {"smoke": "1500", "full": "100000", "wide": "100000", "nightly": "1000000"}[profile]}
     files.append("conformance/unit/remote/test_remote_strangers.py::test_mutated_messages_cost_their_sender_alone")
     session.run("pytest", *files, *options, env=offline(session) | ONE_THREAD | env)
 

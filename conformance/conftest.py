@@ -27,7 +27,7 @@ for _name, _examples in {"smoke": 10, "full": 200, "wide": 1000, "nightly": 5000
 settings.load_profile(PROFILE)
 
 SPELLINGS = 1  # of what says one thing of many
-CASES = 2  # of any other test of a room whose products are thinned
+CASES = 1  # of any other test of a room whose products are thinned
 OF_MANY = (  # files whose tests say one thing of many models, changes or planted faults; all of `traps` do
     "test_buckets",
     "test_captured_for_a_call",

@@ -30,7 +30,7 @@ from reports import (
     verdicts,
     whole_zoo,
 )
-from reports.document import Card, Report
+from reports.document import Card, Report, Section
 from reports.runs import RawFile, Run
 
 PAIRS = (
@@ -59,6 +59,15 @@ def build(folders: Sequence[Path], baseline: Path | None, output: Path) -> Repor
 
 def made(run: Run, baseline: Run | None) -> tuple[Report, Mapping[str, RawFile]]:
     """The report, and the files that are kept beside it by their path in its folder."""
+    return _made(run, baseline, drawn=True)
+
+
+def outline(run: Run) -> Report:
+    """The report without its sections, which have the charts: what it is about, its answers and its cards."""
+    return _made(run, None, drawn=False)[0]
+
+
+def _made(run: Run, baseline: Run | None, *, drawn: bool) -> tuple[Report, Mapping[str, RawFile]]:
     found = equality.judged(run)
     speeds = findings.speeds(run.records)
     means, starts = findings.means(speeds), findings.starts(run.records)
@@ -66,28 +75,32 @@ def made(run: Run, baseline: Run | None) -> tuple[Report, Mapping[str, RawFile]]
     each = [s for pair in PAIRS for s in versus_each(run.records, *pair)]
     pairs = earlier.pairs(run, baseline) if baseline else None
     cases = earlier.case_pairs(run, baseline) if baseline else []
-    tables = frames.tables(found, speeds, means + against, starts, boundary.cuts(run.records), pairs or [])
-    files = raw.kept(run, baseline, tables)
+    kept: Mapping[str, RawFile] = {}
+    if drawn:
+        tables = frames.tables(found, speeds, means + against, starts, boundary.cuts(run.records), pairs or [])
+        kept = raw.kept(run, baseline, tables)
     named = naming(one.place for one in (*speeds, *starts))
     each = told_apart([s for s in each if not (s.failure or "").partition(": ")[2].startswith(speed.NOT_TRIED)], named)
     graphs = [(named(p), name, by_batch) for p, name, by_batch in findings.recompilations(run.records)]
     against = told_apart([m for m in against if speed.tried(m)], named)
     speeds, means, starts = (told_apart(some, named) for some in (speeds, means, starts))
-    sections = (
-        equality.section(run, found),
-        *whole_zoo.sections(run.records),
-        speed.section("inference", speeds, means, against, each, graphs),
-        startup.section(starts),
-        payback.section(starts),
-        boundary.section(run.records),
-        speed.section("training", speeds, means, against, each, graphs),
-        timings.section(run.timings),
-        earlier.section(pairs, cases, earlier.conditions(run, baseline) if baseline else ""),
-        methods.section(run, baseline, raw.downloads(files)),
-    )
+    sections: tuple[Section, ...] = ()
+    if drawn:
+        sections = (
+            equality.section(run, found),
+            *whole_zoo.sections(run.records),
+            speed.section("inference", speeds, means, against, each, graphs),
+            startup.section(starts),
+            payback.section(starts),
+            boundary.section(run.records),
+            speed.section("training", speeds, means, against, each, graphs),
+            timings.section(run.timings),
+            earlier.section(pairs, cases, earlier.conditions(run, baseline) if baseline else ""),
+            methods.section(run, baseline, raw.downloads(kept)),
+        )
     cards: tuple[Card, ...] = tuple(verdicts.strip(run, found, speeds, means, against, starts, graphs, pairs, cases))
     told = answers.answers(run, found, speeds, means, starts)
-    return Report(TITLE, facts(run), told, cards, sections, run.unread), files
+    return Report(TITLE, facts(run), told, cards, sections, run.unread), kept
 
 
 TITLE = "Ariadne: what was shown, and how fast it is"

@@ -16,6 +16,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 import vl_convert
+from altair.utils.schemapi import debug_mode
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 210, 152, 18, 8, 38
 ROW = 19
@@ -61,6 +62,7 @@ class Line:
     step: bool = False
 
 
+@debug_mode(False)  # where altair checks each part of a chart, which takes as long as all else
 def dots(rows: Sequence[Dot], domain: tuple[float, float], axis: str, *, band: float = 0.0, unit: str = "") -> str:
     """A dot plot on a logarithmic axis; `band`: the share around 1 that is shaded, and then 1 itself is ruled."""
     labels = [_label(i, row.label) for i, row in enumerate(rows)]
@@ -103,6 +105,7 @@ def dots(rows: Sequence[Dot], domain: tuple[float, float], axis: str, *, band: f
     return _svg(alt.layer(*layers), ROW * len(rows), LEFT)
 
 
+@debug_mode(False)
 def lines(
     series: Sequence[Line], axes: tuple[str, str], *, x_log: bool, y_log: bool, units: tuple[str, str] = ("", ""),
     stretches: Sequence[Line] = (), rule: float | None = None, height: int = 190,
@@ -215,7 +218,7 @@ def _svg(chart: alt.LayerChart, height: int, left: int) -> str:
         labelColor=INK, titleColor=QUIET, gridColor=GRID, domainColor=QUIET, tickColor=QUIET,
         labelFontSize=11, titleFontSize=11, titleFontWeight="normal",
     )  # fmt: skip
-    return vl_convert.vegalite_to_svg(chart.to_json(), allowed_base_urls=[])
+    return vl_convert.vegalite_to_svg(chart.to_json(validate=False), allowed_base_urls=[])
 
 
 def named(svg: str, name: str, label: str) -> str:

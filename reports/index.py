@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from reports.build import made
+from reports.build import outline
 from reports.document import Report
 from reports.page import index_html
 from reports.runs import read
@@ -26,7 +26,7 @@ def published(root: Path) -> list[Published]:
         data = folder / "data/1"
         if not data.is_dir():
             raise ValueError(f"{folder}: expected the raw results of a report in data/1, found none")
-        found.append(Published(folder.name, made(read([data]), None)[0]))
+        found.append(Published(folder.name, outline(read([data]))))
     return found
 
 

@@ -23,7 +23,7 @@ from ariadne.capture import NUMPY, PYTHON, Example, noted
 from ariadne.cut import parse_boundary
 from ariadne.errors import BoundaryError, FrontierError, HalfError, InputError, SpecError, UnsupportedError, named
 from ariadne.forks import rlock
-from ariadne.guards import other_structure
+from ariadne.guards import other_structure, searched_once
 from ariadne.plan import TracePlan
 from ariadne.runtime import TAPS, Gradients, NotCalled, SplitRuntime
 from ariadne.stopped.calls import CallCandidate
@@ -425,14 +425,15 @@ class MixedSplit(NotCalled):
         def split(*args: Any, **kwargs: Any) -> Any:
             return self.run_suffix(self.run_prefix(*args, **kwargs))
 
-        hold(self.model, self._example, False, self.model, split, self.split_id, self.python.draws)
-        if self.settings.spec.trainable:
-            self.prove_training()
+        with searched_once():
+            hold(self.model, self._example, False, self.model, split, self.split_id, self.python.draws)
+            if self.settings.spec.trainable:
+                self.prove_training()
 
     def prove_training(self) -> None:
         """Hold a training step on the example against the whole model's; raises `VerificationError`."""
         self.python.note_draws(self._example, True)
-        with self._lock:
+        with searched_once(), self._lock:
             self._proved = True
             try:
                 prove_step(self.model, self._example, self, self.split_id, self.python.draws)
@@ -454,6 +455,7 @@ def beside(python: PythonSplit, make: Make, example: Example) -> MixedSplit:
         raise UnsupportedError(
             f"the suffix can't be run from what crosses alone: {python.stays}. Use fallback='python', for one process"
         )
-    made = MixedSplit(python, make, example)
-    made.prove()
+    with searched_once():
+        made = MixedSplit(python, make, example)
+        made.prove()
     return made

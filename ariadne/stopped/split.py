@@ -18,7 +18,7 @@ from ariadne.compiled import CompileReport
 from ariadne.cut import ExecutionMode, parse_boundary
 from ariadne.errors import BoundaryError, ModuleError, SpecError, TrainingError, named
 from ariadne.forks import rlock
-from ariadne.guards import copied_model
+from ariadne.guards import copied_model, searched_once
 from ariadne.runtime import (
     NOTHING_OWNED,
     Gradients,
@@ -428,8 +428,9 @@ class PythonSplit(NotCalled):
 
     def elsewhere(self, settings: Settings) -> PythonSplit:
         """The same model under other settings, held against the model on the example."""
-        made = PythonSplit(self.model, settings, self._example, self._measured, self.why)
-        made.prove()
+        with searched_once():
+            made = PythonSplit(self.model, settings, self._example, self._measured, self.why)
+            made.prove()
         return made
 
     def learn(self, example: Any) -> None:
@@ -463,7 +464,8 @@ class PythonSplit(NotCalled):
 
     def prove(self) -> None:
         """Hold the split against the model on the example; raises `VerificationError`."""
-        in_its_thread(self.model, self._example, self.needs_gradients, self.draws, self._prove)
+        with searched_once():
+            in_its_thread(self.model, self._example, self.needs_gradients, self.draws, self._prove)
 
     def _prove(self) -> None:
         if not self.needs_gradients:
@@ -539,8 +541,9 @@ class PythonSplit(NotCalled):
 
     def prove_training(self, example: Example) -> None:
         """Hold a training step against the whole model's on an example; raises `VerificationError`."""
-        self.note_draws(example, True)
-        in_its_thread(self.model, example, True, self.draws, lambda: self._prove_training(example))
+        with searched_once():
+            self.note_draws(example, True)
+            in_its_thread(self.model, example, True, self.draws, lambda: self._prove_training(example))
 
     def _prove_training(self, example: Example) -> None:
         with self._lock:
@@ -628,8 +631,9 @@ def prepared(model: nn.Module, settings: Settings, example: Example, why: str, *
     """Measure one run of the example, choose a cut, and hold the split against the model there."""
     if not training:
         settings = replace(settings, spec=replace(settings.spec, trainable=False))
-    measured = measured_on(model, example, settings.spec.trainable)
-    look_for_all()  # now that a first call has made what it makes
-    made = PythonSplit(model, settings, example, measured, why)
-    made.prove()
+    with searched_once():
+        measured = measured_on(model, example, settings.spec.trainable)
+        look_for_all()  # now that a first call has made what it makes
+        made = PythonSplit(model, settings, example, measured, why)
+        made.prove()
     return made

@@ -36,7 +36,7 @@ ALL = Extent()
 MOST_EXAMPLES = 100  # how many of the refused programs a line of results has
 EXTENT = {
     # Batch 0 stands in the corpus. A program is tried in one of the two modes: those of an odd number of steps train.
-    "smoke": Extent(both_modes=False, cuts=3, actions=10, least=(1,)),
+    "smoke": Extent(both_modes=False, cuts=1, actions=10, least=(1,)),
     "wide": Extent(steps=5, both_modes=False, cuts=3, session_steps=4, actions=14, named=True),
 }.get(PROFILE, ALL)
 
