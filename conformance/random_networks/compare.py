@@ -97,8 +97,9 @@ def copied(value: Any, memo: dict[int, Tensor] | None = None) -> Any:
             return value.detach().clone()
         if id(value) not in memo:
             repeats = any(s == 0 and n > 1 for s, n in zip(value.stride(), value.shape, strict=True))
-            kept = torch.empty_like(value) if repeats else value.detach().new_empty_strided(value.shape, value.stride())
-            made = kept.detach().as_subclass(Tensor).copy_(value.detach())
+            plain = value.detach().as_subclass(Tensor)
+            made = torch.empty_like(plain) if repeats else plain.new_empty_strided(value.shape, value.stride())
+            made.copy_(plain)  # no view of another, of which torch says otherwise whether a part of it wants a gradient
             cls = Tensor if type(value) is nn.Parameter else type(value)
             memo[id(value)] = (made if cls is Tensor else made.as_subclass(cls)).requires_grad_(value.requires_grad)
         return memo[id(value)]

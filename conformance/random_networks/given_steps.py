@@ -37,7 +37,9 @@ def by_beside(frame: Any, x: Tensor, asked: str) -> Tensor:
 
 
 def change_beside(held: SimpleNamespace, number: int) -> None:
-    """Another number at each of these places, in place."""
-    for k, place in enumerate((held, held.inner)):
-        place.scale = NUMBERS[(number + k) % len(NUMBERS)]
-    held.array[0] = NUMBERS[number // 2 % len(NUMBERS)]
+    """Another number at one of these places, in place."""
+    which, now = number % 3, NUMBERS[1 + number // 3 % 2]
+    if which == 0:
+        held.array[0] = now
+    else:
+        (held, held.inner)[which - 1].scale = now

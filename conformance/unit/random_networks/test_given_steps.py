@@ -130,6 +130,22 @@ def blind_outside(m: pytest.MonkeyPatch) -> None:
     m.setattr(ariadne.guards.baseline.Baseline, "__init__", blind)
 
 
+def blind_to_given(m: pytest.MonkeyPatch) -> None:
+    m.setattr(ariadne.guards.given.Given, "same", lambda *_: True)
+
+
+def blind_to_literals(m: pytest.MonkeyPatch) -> None:
+    """Any number among the inputs is the one of the example; those in a namespace are such, too."""
+
+    class Alike:
+        identical = staticmethod(lambda *_: True)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(ariadne.tree, name)
+
+    m.setattr(ariadne.guards.calls, "tree", Alike())
+
+
 def unfound_parts(m: pytest.MonkeyPatch) -> None:
     """Parts in no registry are looked for by name, where torch has none."""
     begin = ariadne.guards.baseline.Baseline.__init__
@@ -183,7 +199,7 @@ BESIDE = {
         ("by_beside", {"asked": asked}),
         script=[["trace", 0], ["run", 1], ["change_beside", at], ["run", 1]],
     )
-    for asked, at in (("array", 2), ("object", 1), ("inner", 1))
+    for asked, at in (("array", 0), ("object", 1), ("inner", 2))
 }
 AS_TAGGED = replaced(ariadne.capture.lower.Foresight, "follows_data", by_the_tag)
 
@@ -237,12 +253,12 @@ BUGS: dict[str, tuple[Program, Plant]] = {
     "8: a thread beside a witness": (between(("if_positive",), ("left_torch", {"by": "thread"})), unless_witnessed),
     "9: text": (between(("left_torch", {"by": "text"}), script=LONGER), mutant("lost_witness")),
     **{
-        f"10: {asked} among the inputs": (program, replaced(ariadne.guards.given.Given, "same", lambda *_: True))
+        f"10: {asked} among the inputs": (program, blind_to_given if asked == "array" else blind_to_literals)
         for asked, program in BESIDE.items()
     },
     "11: functions by name": (
         between(("by_function",), script=[["trace", 0], ["run", 1], ["replace_function", 1], ["run", 1]]),
-        mutant("blind_to_functions"),
+        blind_outside,  # in plans of later batches, too
     ),
     **{f"12: a {name}": (program, blind_outside) for name, program in KEPT.items()},
     "12: a switch": (
@@ -262,7 +278,7 @@ BUGS: dict[str, tuple[Program, Plant]] = {
 @pytest.mark.parametrize("name", sorted(BUGS))
 def test_without_a_bug_the_program_equals_the_whole(name: str) -> None:
     counts = trial(BUGS[name][0])
-    assert counts.replays or counts.steps or counts.refused, counts
+    assert counts.replays or counts.steps or counts.refused or counts.limited, counts
 
 
 @pytest.mark.parametrize("name", sorted(BUGS))

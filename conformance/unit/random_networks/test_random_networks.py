@@ -67,7 +67,7 @@ def test_random_programs_split_equal_whole() -> None:
 
 
 def test_random_programs_split_as_python_equal_whole() -> None:
-    chosen = settings(max_examples=3, derandomize=True, database=None, phases=FIRST_FAILURE)
+    chosen = settings(max_examples=4, derandomize=True, database=None, phases=FIRST_FAILURE)
     tally = search(chosen, Tally("programs, as Python", PROFILE), corpus.FOLDER, trial_as_python)
     print(json.dumps(tally.line()))
     assert tally.counts["replays"]
