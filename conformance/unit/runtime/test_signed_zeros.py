@@ -72,3 +72,14 @@ def test_bits_of_one_type_and_shape() -> None:
     assert not same_bits(torch.tensor([0, 0], dtype=torch.int32), torch.tensor([0.0, 0.0]))
     assert not same_bits(torch.zeros(2, 1), torch.zeros(2))
     assert same_bits(torch.eye(2).to_sparse(), torch.eye(2).to_sparse())
+
+
+def test_nested_tensors_hold_the_same_where_their_parts_do() -> None:
+    def nested(*numbers: float, layout: torch.layout = torch.strided) -> torch.Tensor:
+        return torch.nested.nested_tensor([torch.tensor([n] * k) for k, n in enumerate(numbers, 1)], layout=layout)
+
+    assert same_bits(nested(1.0, 2.0), nested(1.0, 2.0))
+    assert not same_bits(nested(0.0, 2.0), nested(-0.0, 2.0))
+    assert not same_bits(nested(1.0, 2.0), nested(1.0))
+    assert not same_bits(nested(1.0, 2.0), torch.ones(2))
+    assert not same_bits(nested(1.0, 2.0), nested(1.0, 2.0, layout=torch.jagged))
