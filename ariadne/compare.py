@@ -26,12 +26,12 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """
     if a is b:
         return True
-    if a.is_nested or b.is_nested:  # the strided kind has no shape that can be asked for
-        parts = (
-            [t.detach().unbind() for t in (a, b)] if a.is_nested and b.is_nested and a.layout is b.layout else [[a], []]
-        )
-        return len(parts[0]) == len(parts[1]) and all(map(same_bits, *parts))
-    if a.shape != b.shape or a.dtype is not b.dtype:
+    if (
+        a.is_nested and b.is_nested and a.layout is b.layout
+    ):  # of which the strided kind has no shape that can be asked for
+        one, other = a.detach().unbind(), b.detach().unbind()
+        return len(one) == len(other) and all(map(same_bits, one, other))
+    if a.is_nested or b.is_nested or a.shape != b.shape or a.dtype is not b.dtype:
         return False
     a = a.to(b.device)
     if a.layout is not torch.strided or b.layout is not torch.strided:
