@@ -15,6 +15,7 @@ from ariadne import tree
 from ariadne.capture.made import Structure, maker, structure_of
 from ariadne.capture.state import Snapshot
 from ariadne.capture.values import Values
+from ariadne.capture.written import read_by
 from ariadne.guards import (
     Change,
     Effects,
@@ -41,11 +42,12 @@ _MOST = 4096  # so many objects are looked into
 
 
 class Filling(NamedTuple):
-    """What stands in one place after a first call: tensors, by their names in the plan; numbers; whether an array does; and
-    where it consists of tensors alone, how."""
+    """What stands in one place after a first call: tensors, by their names in the plan; numbers; whether any plain value does, or
+    an array; and where it consists of tensors alone, how."""
 
     tensors: tuple[str, ...]
     numbers: tuple[float, ...]
+    plain: bool
     arrays: bool
     spot: Spot
     structure: Structure | None
@@ -116,7 +118,8 @@ def _held(value: Any, values: Values, spot: Spot) -> Filling:
     ids = (values.ids.get(id(t)) for t in held_tensors(value))
     numbers = tuple(leaf for leaf in leaves if type(leaf) is float)
     tensors = tuple(name for name in ids if name is not None)
-    return Filling(tensors, numbers, any(map(is_array, leaves)), spot, structure_of(value, values.ids))
+    plain = any(is_a(leaf, (int, float, complex, str)) for leaf in leaves)
+    return Filling(tensors, numbers, plain, any(map(is_array, leaves)), spot, structure_of(value, values.ids))
 
 
 def held_tensors(value: Any) -> list[torch.Tensor]:
@@ -247,8 +250,9 @@ def _made_of(slots: Slots, plan: TracePlan, sources: Iterable[str], drew: bool) 
 def made_of(slots: Slots, plan: TracePlan, effects: Effects) -> dict[str, MadeOf]:
     """What was made of which tensors of the model, in words; without what forward itself puts there at each call, as the plan does.
 
-    A number is made of what Python read that very number of; an array of all of which Python took the data. How it is made is
-    said where all that the call leaves can be made of the model's tensors alone.
+    A number is made of what Python read that very number of; an array of all of which Python took the data; and what else is plain
+    of all that Python read in the first run and did not in a second. How it is made is said where all that the call leaves can be
+    made of the model's tensors alone.
     """
     if not slots.fillings:  # as of most models
         return {}
@@ -262,11 +266,15 @@ def made_of(slots: Slots, plan: TracePlan, effects: Effects) -> dict[str, MadeOf
         for name in (*node.outputs, *node.writes):
             of.setdefault(groups.find(name), set()).update(read)
     asked = [node for node in plan.nodes if node.is_witness]
+    once = [node for node in asked if read_by(node.target) in effects.read_once]
+    of_once = _of_numbers(slots, plan) if once else set()
     kept_for_size, holders = effects.kept_for_size, _telling(slots, effects)
     found: dict[str, MadeOf] = {}
     all_made, left = True, set[str]()
-    for (place, key), (tensors, numbers, arrays, spot, structure) in slots.fillings.items():
-        read_of = (node for node in asked if (arrays and node.target == WHOLE) or _is_one_of(node.witness, numbers))
+    for (place, key), (tensors, numbers, _plain, arrays, spot, structure) in slots.fillings.items():
+        read_of = [node for node in asked if (arrays and node.target == WHOLE) or _is_one_of(node.witness, numbers)]
+        if (place, key) in of_once:
+            read_of += once
         names = [*tensors, *(name for node in read_of for name in node.reads)]
         at_each_call = place in effects.rules or (place.path, key) in stored or (place.path, key) in effects.assigned
         if at_each_call and (effects.puts_again(place, key) or not kept_for_size):
@@ -290,6 +298,13 @@ def made_of(slots: Slots, plan: TracePlan, effects: Effects) -> dict[str, MadeOf
         if sources:
             found[place.words(key)] = MadeOf(frozenset(sources), spot, make, graph=graph)
     return found if all_made else {what: replace(made, make=None) for what, made in found.items()}
+
+
+def _of_numbers(slots: Slots, plan: TracePlan) -> set[tuple[Place, Any]]:
+    """Where something stands that Python may have made of numbers that it read; if nothing plain does, any tensor may be one."""
+    constants = (v.name for v in plan.values.values() if v.kind == "constant")
+    found = {at for at, had in slots.fillings.items() if had.plain or had.arrays}
+    return found | _made_of(slots, plan, constants, drew=False) or {*slots.fillings}
 
 
 def _telling(slots: Slots, effects: Effects) -> frozenset[tuple[str, str]]:

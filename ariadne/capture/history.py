@@ -177,7 +177,8 @@ def assigned_once(
 ) -> frozenset[tuple[str, str]]:
     """Those attributes of modules, of these that a first run `left`, that a further one does not assign.
 
-    Meanwhile each holds the same in tensors that are other objects: so one that is put there anew tells itself, be it the same.
+    Meanwhile each holds the same in tensors and numbers that are other objects: so one that is put there anew tells itself, be it
+    the same. A bool has no other.
     """
     others = {at: tree.map_leaves(_another_object, value) for at, value in left.items()}
     for (path, name), other in others.items():
@@ -190,7 +191,13 @@ def assigned_once(
 
 
 def _another_object(leaf: Any) -> Any:
-    return leaf.detach().requires_grad_(leaf.requires_grad) if is_a(leaf, torch.Tensor) else leaf
+    if is_a(leaf, torch.Tensor):
+        return leaf.detach().requires_grad_(leaf.requires_grad)
+    return _OTHERS[type(leaf)](leaf) if type(leaf) in _OTHERS else leaf
+
+
+# An instance of such a class is no other number, and never the one that Python keeps for all.
+_OTHERS: dict[type, type] = {cls: type(cls.__name__, (cls,), {}) for cls in (int, float, str)}
 
 
 def _holder(thing: Any, change: Change) -> Any:

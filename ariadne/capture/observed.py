@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -45,10 +47,11 @@ from ariadne.capture.repeated import refuse_repeated
 from ariadne.capture.settled import Held, Key, refuse_change, settles
 from ariadne.capture.sizes import Watch
 from ariadne.capture.state import Snapshot
+from ariadne.capture.taken import counted as counted_reads
 from ariadne.capture.threads import refuse_elsewhere
 from ariadne.capture.unheard import refuse_unheard
 from ariadne.capture.values import state_tensors
-from ariadne.capture.written import Undone
+from ariadne.capture.written import Undone, read_by
 from ariadne.compare import difference
 from ariadne.errors import AriadneError, UnsupportedError, named
 from ariadne.guards import (
@@ -193,13 +196,15 @@ def observe(
         found.forget_tensors()
         found.output = None  # what recorded it lives on in a cycle, and with it the graph of a result
         first, attributes, left = effects is None, {}, begun(found)
+        reading = Counter(filter(None, (read_by(n.target) for n in unpruned.nodes if n.is_witness)))
         for more in reversed(range(_UNTIL_WARM if found.scripted else first)):
             snapshot.again(found.drew)
             args, kwargs = tree.unflatten(example.resized(batch, perturbed), example.spec)
             containers = reach.containers(args, kwargs)
             attributes = attributes_of(snapshot.modules)
             undone = Undone(snapshot)
-            with torch.set_grad_enabled(grad), watching(found.codes if first else ()) as compared, undone:
+            reads = counted_reads(undone) if first and reading else nullcontext()
+            with torch.set_grad_enabled(grad), watching(found.codes if first else ()) as compared, undone, reads:
                 now = _again(model, args, kwargs)
             found.compared = found.compared or next(iter(compared), "")
             refuse_hung_again(snapshot, marked)
@@ -275,7 +280,8 @@ def observe(
             refuse_asked(once_more, output, containers, effects.rules, history.larger)
             if is_looked_into(left, found, snapshot.modules):
                 refuse_gone_on(model, example, batch, grad, found.drew, snapshot, left, _refuse_strange)
-            if still := _standing(unpruned, snapshot.modules, found.changed, effects.assigned):
+            effects.read_once = frozenset(how for how, times in reading.items() if undone.asked[how] < times)
+            if still := _standing(unpruned, snapshot.modules, found.changed, effects):
                 effects.once = assigned_once(snapshot.modules, still, once_more)
         refuse_repeated(found, unpruned, snapshot, effects.rules, containers)
         unpruned = with_stores(unpruned, effects, changes, put, reach)
@@ -322,19 +328,21 @@ def _again(model: nn.Module, args: Any, kwargs: Any) -> Any:
 
 
 def _standing(
-    plan: TracePlan, modules: Mapping[str, nn.Module], changed: Iterable[tuple[str, str, Any, Any]], assigned: set[Key]
+    plan: TracePlan, modules: Mapping[str, nn.Module], changed: Iterable[tuple[str, str, Any, Any]], effects: Effects
 ) -> dict[Key, Any]:
-    """What the plan assigns to attributes, of tensors that its ops make, and that still is the very object that its run left."""
+    """What the plan assigns to attributes, of tensors that its ops make, and that still is the very object that its run left; where
+    the first run alone read numbers, what it assigns of numbers, too."""
     made = {name for node in plan.nodes for name in node.outputs}
     stored = {
         (s.path, s.name)
         for s in plan.stores
-        if s.table == "__dict__" and any(isinstance(atom, Ref) and atom.name in made for atom in s.atoms)
+        if s.table == "__dict__"
+        and any(atom.name in made if isinstance(atom, Ref) else bool(effects.read_once) for atom in s.atoms)
     }
     return {
         (path, name): now
         for path, name, _, now in changed
-        if (path, name) in stored - assigned and modules[path].__dict__.get(name) is now
+        if (path, name) in stored - effects.assigned and modules[path].__dict__.get(name) is now
     }
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,8 +12,37 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from ariadne.capture.recorder import Recorder
 from ariadne.capture.refusals import Patches, called_by_torch, refuse_history
+from ariadne.capture.written import Undone
 from ariadne.errors import UnsupportedError
 from ariadne.plan import WHOLE, storage_of
+
+LIST, ARRAYS, TEXTS = "tolist", ("numpy", "__array__"), ("__repr__", "__format__")
+
+
+@contextmanager
+def counted(undone: Undone) -> Iterator[None]:
+    """Within the block it is counted, too, how often this thread takes all of a tensor's data, as `patch` notes it."""
+    patches, thread = Patches(), threading.get_ident()
+
+    def counting(base: Callable[..., Any]) -> Callable[..., Any]:
+        def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != thread:
+                return base(self, *args, **kwargs)
+            undone.asked[WHOLE] += not undone.reading
+            undone.reading += 1
+            try:
+                return base(self, *args, **kwargs)
+            finally:
+                undone.reading -= 1
+
+        return method
+
+    try:
+        for name in (LIST, *ARRAYS, *TEXTS):
+            patches.set(torch.Tensor, name, counting(getattr(torch.Tensor, name)))
+        yield
+    finally:
+        patches.restore()
 
 
 def patch(recorder: Recorder, patches: Patches) -> None:
@@ -55,8 +85,8 @@ def patch(recorder: Recorder, patches: Patches) -> None:
 
         return method
 
-    patches.set(torch.Tensor, "tolist", taken_out("tolist"))
-    for name in ("numpy", "__array__"):
+    patches.set(torch.Tensor, LIST, taken_out(LIST))
+    for name in ARRAYS:
         patches.set(torch.Tensor, name, taken_out(name, lends=True))
-    for name in ("__repr__", "__format__"):
+    for name in TEXTS:
         patches.set(torch.Tensor, name, told(name))

@@ -5,6 +5,7 @@ In runs that nobody records, too: in another state of Python, forward may write 
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ariadne.capture import generators
 from ariadne.capture.state import Snapshot
 from ariadne.errors import UnsupportedError
-from ariadne.plan import bind, storage_of, tensors_in, written_arguments
+from ariadne.plan import WHOLE, bind, storage_of, tensors_in, written_arguments
+
+NUMBER = "a number"
+
+
+def read_by(target: str) -> str:
+    """How Python reads data by an op of a plan, whatever its name: a `NUMBER`, or the `WHOLE`; empty for a size, which is none."""
+    return {WHOLE: WHOLE, "aten.sym_size.int": ""}.get(target, NUMBER)
 
 
 class Writes:
@@ -119,6 +127,8 @@ class Undone(Looking):
         super().__init__()  # type: ignore[no-untyped-call]
         self._writes = Writes(snapshot)
         self.drew = False  # from torch's generators, by its own ops
+        self.asked = Counter[str]()  # how often Python read a `NUMBER`, or all of a tensor's data
+        self.reading = 0  # whether Python takes all of a tensor's data now, by ops that count as one
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -133,6 +143,8 @@ class Undone(Looking):
             out = func(*args, **given)
         self.drew |= seeded and generators.TORCH in generators.differing(stood, generators.states())
         self._writes.made((*args, *given.values()), out)
+        if not self.reading and isinstance(out, (int, float, complex)):
+            self.asked[NUMBER] += 1
         return out
 
 
