@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -142,11 +143,14 @@ def capture(
         lambda full: _still_gives(model, example, size, grad, real, full),
     )
     if slots:
+        had = {(id(module), name): module.__dict__[name] for (module, name), _ in slots}
         with emptied(slots):
             fresh = _as_first(model, example, size, batch_symbol, grad, other)
             if fresh is not None and _sets_up(model, example, fresh, grad) is None:
                 paths = {id(module): path for path, module in modules.items()}
-                fresh.recorded.called_before = frozenset((paths[id(module)], name) for (module, name), _ in slots)
+                slotted = {(paths[id(module)], name): had[id(module), name] for (module, name), _ in slots}
+                fresh.recorded.called_before = frozenset(slotted)
+                fresh.recorded.stood = _stood(fresh, slotted)
                 return _captured(model, example, fresh, batch_symbol, batches, grad, needed, like)
     primed = [slot for at, slot in real.history.renewed.items() if at in real.effects.primed] if real.history else []
     if primed:  # it ran at this batch before, and what it puts there at each call stood there already
@@ -158,6 +162,15 @@ def capture(
             return _captured(model, example, again, batch_symbol, batches, grad, needed, like)
     _refuse_first_of_many(real, _sets_up(model, example, real, grad))
     return _captured(model, example, real, batch_symbol, batches, grad, needed, like)
+
+
+def _stood(fresh: Observation, slotted: Mapping[tuple[str, str], Any]) -> dict[tuple[str, str], Any]:
+    """What stood in the slots that were emptied, and in other attributes that the run then filled, too, but for those that each
+    call assigns, or one at another batch."""
+    filled = {(path, name): before for path, name, before, _ in fresh.recorded.changed if before is not None}
+    by_calls = fresh.effects.assigned | fresh.effects.settled | fresh.effects.kept
+    by_calls |= {(place.path, place.steps[0]) for place in fresh.effects.rules if place.table == "held" and place.steps}
+    return {key: value for key, value in (filled | {**slotted}).items() if key not in by_calls}
 
 
 def _as_first(

@@ -19,6 +19,7 @@ order::
     marks         what stands on tensors beside their values: attributes, strides
     first_calls   what a first call makes and keeps
     last_size     what is kept for the batch of a call
+    stood         what earlier calls put into attributes, where a plan makes it anew
     told          what stands in a thing, as plain values
     outside       one thing outside of the model, as it was
     ties          which tensors in containers are which

@@ -55,6 +55,7 @@ from ariadne.guards.opened import State, counts_by_which
 from ariadne.guards.outside import Outside, add_to, in_class, of_kind, with_contents
 from ariadne.guards.recording import Recording, flags_set
 from ariadne.guards.referred import Read, references
+from ariadne.guards.stood import AsStood
 from ariadne.guards.ties import Tied
 from ariadne.guards.whole import looked_into
 from ariadne.guards.within import within
@@ -242,6 +243,8 @@ class Baseline:
             )
             for what, made in filled.items()
         ]
+        if stood := {key: value for recorded in recordings for key, value in recorded.stood.items()}:
+            self.attributes.append(("", ("what earlier calls put there",), AsStood(model, stood)))
         leave_together([v for *_, v in self.attributes if isinstance(v, AsFilled) and not v.called], len(real))
         left = merged(recorded.left for recorded in recordings)
         reads = frozenset[tuple[str, str]]().union(*(recorded.decided for recorded in recordings))

@@ -19,6 +19,7 @@ from ariadne.guards.kept import Kept, Same
 from ariadne.guards.last_size import AsLast
 from ariadne.guards.left import AsLeft
 from ariadne.guards.marks import tabled
+from ariadne.guards.stood import AsStood
 from ariadne.guards.watched import is_known
 
 
@@ -82,6 +83,11 @@ def refuse_changes(
             raise ModuleError(
                 f"forward makes {keys[0]} of {value!r} at its first call, and keeps it; that was changed since, and the model goes "
                 f"on with what it made of the old one{untold(value)}{again}"
+            )
+        if isinstance(value, AsStood) and not value.is_same():
+            raise ModuleError(
+                f"an earlier call of the model put {value!r} there, and something else stands there since: the model goes on with "
+                f"that, and a plan makes it anew as a first call does{again}"
             )
         if isinstance(value, AsLast) and not value.asked():
             raise ModuleError(value.told(keys[0]))

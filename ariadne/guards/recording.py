@@ -90,6 +90,8 @@ class Recording:
     decided: frozenset[tuple[str, str]] = frozenset()  # attributes for which what a first call left there decides
     remembered: list[Any] = field(default_factory=list)  # what functions had kept before, and were asked again
     called_before: frozenset[tuple[str, str]] = frozenset()  # attributes that an earlier call had filled
+    # What stood in those, and in others that are filled with them.
+    stood: dict[tuple[str, str], Any] = field(default_factory=dict)
     moved: set[int] = field(default_factory=set)
     stands: dict[int, set[Any]] = field(default_factory=dict)  # by the id of a dict that moved, what it holds as before
     backwards: list[tuple[int, int, str]] = field(default_factory=list)
