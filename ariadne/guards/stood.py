@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.guards.attributes import MISSING, is_a
+from ariadne.guards.attributes import is_a
 from ariadne.guards.kept import Kept
 from ariadne.plan import as_bytes
 
@@ -58,21 +58,19 @@ class AsStood(Kept):
     Tensors count by what they hold, and numbers with a point; what forward empties, and fills for other sizes, it makes anew.
     """
 
-    __slots__ = ("slots",)
+    __slots__ = ("places",)
 
     def __init__(self, thing: nn.Module, slots: Mapping[Key, Any]) -> None:
-        self.slots = dict(slots)
+        self.places = [(thing.get_submodule(path).__dict__, name, path) for path, name in slots]
         super().__init__(thing)
-        self.held = {key: [_noted(leaf) for leaf in tree.leaves(value)] for key, value in self.slots.items()}
-        self.slots.clear()  # a tensor that forward lets go of is not to live on
+        self.held = [[*map(_noted, tree.leaves(value))] for value in slots.values()]
 
     def look(self, thing: Any) -> Any:
-        """The values that stand there now."""
-        return {key: self._now(thing, key) for key in self.held} if hasattr(self, "held") else {}
+        """Nothing, so that no tensor that forward lets go of lives on: what stood there is noted apart."""
 
     def words(self, held: Any) -> str:
         """The attributes in which something else stands."""
-        return ", ".join(f"{path}.{name}".lstrip(".") for path, name in self._others())
+        return ", ".join(self._others())
 
     def is_same(self) -> bool:
         """Whether nothing but forward itself has put something else there."""
@@ -80,20 +78,15 @@ class AsStood(Kept):
 
     def anew(self, thing: Any) -> Kept:
         """The same of a copy."""
-        return type(self)(thing, self.look(thing))
+        there = ((path, name, thing.get_submodule(path).__dict__) for _, name, path in self.places)
+        return type(self)(thing, {(path, name): own[name] for path, name, own in there if name in own})
 
-    def _others(self) -> Iterator[Key]:
-        for key, noted in self.held.items():
-            now = [*tree.leaves(self._now(self.thing, key))]
+    def _others(self) -> Iterator[str]:
+        for (own, name, path), noted in zip(self.places, self.held, strict=True):
+            value = own.get(name)
+            now = [value] if type(value) is torch.Tensor else [*tree.leaves(value)]
             if len(now) == len(noted) and not all(map(_is_still, noted, now)):
-                yield key
-
-    @staticmethod
-    def _now(model: nn.Module, key: Key) -> Any:
-        try:
-            return model.get_submodule(key[0]).__dict__.get(key[1], MISSING)
-        except AttributeError:
-            return MISSING
+                yield f"{path}.{name}".lstrip(".")
 
 
 def _noted(leaf: Any) -> Any:
