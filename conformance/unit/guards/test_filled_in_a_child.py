@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from ariadne import SplitSpec, prepare_split
 from ariadne.errors import ModuleError
+from conformance.unit.filled_kit import double, split_in_the_middle
 
 
 class Keeper(nn.Module):
@@ -61,16 +61,6 @@ def _assigns_a_list(part: Keeper, weight: torch.Tensor) -> None:
 WAYS = {"assigned": _assigns, "a tuple": _assigns_a_tuple, "a list": _assigns_a_list, "by a method": Keeper.keep}
 
 
-def _split(model: nn.Module, x: torch.Tensor) -> Any:
-    return prepare_split(model, (x,), split=SplitSpec("percent:50", dynamic_batch=(1, 8)), fallback="refuse")
-
-
-@torch.no_grad()
-def _double(*models: Parent) -> None:
-    for model in models:
-        model.leave.weight.mul_(2)
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("ran", [False, True], ids=["fresh", "ran before"])
 def test_a_weight_that_changes_after_the_first_call_is_never_taken_for_the_old_one(way: str, ran: bool) -> None:
@@ -79,9 +69,9 @@ def test_a_weight_that_changes_after_the_first_call_is_never_taken_for_the_old_o
     if ran:
         model(x)
     whole = copy.deepcopy(model)
-    runtime = _split(model, x)
+    runtime = split_in_the_middle(model, x)
     assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), whole(x))
-    _double(model, whole)
+    double(model, whole)
     if ran:
         assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), whole(x))
     else:
@@ -96,8 +86,8 @@ def test_a_weight_that_changes_before_the_first_call_is_the_one_that_counts(way:
     torch.manual_seed(0)
     model, x = Parent(WAYS[way]), torch.randn(3, 4)
     whole = copy.deepcopy(model)
-    runtime = _split(model, x)
-    _double(model, whole)
+    runtime = split_in_the_middle(model, x)
+    double(model, whole)
     for batch in (3, 2, 5):
         x = torch.randn(batch, 4)
         assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), whole(x))
@@ -108,13 +98,13 @@ def test_what_is_put_into_a_child_at_each_call_is_put_there_by_the_split(way: st
     torch.manual_seed(0)
     model, x = Parent(WAYS[way], each=True), torch.randn(3, 4)
     whole = copy.deepcopy(model)
-    runtime = _split(model, x)
+    runtime = split_in_the_middle(model, x)
     for batch in (3, 2):
         x = torch.randn(batch, 4)
         assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), whole(x))
         held, expected = (m.part.kept if way in ("assigned", "by a method") else m.part.kept[0] for m in (model, whole))
         assert torch.equal(held, expected)
-        _double(model, whole)
+        double(model, whole)
 
 
 class Lends(nn.Module):
@@ -137,6 +127,6 @@ def test_the_same_tensor_that_is_put_at_each_call_stands_there_after_one_of_the_
     torch.manual_seed(0)
     model, x = Lends(), torch.randn(3, 4)
     whole = copy.deepcopy(model)
-    runtime = _split(model, x)
+    runtime = split_in_the_middle(model, x)
     assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), whole(x))
     assert torch.equal(model.part.kept, torch.arange(4.0))

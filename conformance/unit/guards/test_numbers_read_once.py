@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from ariadne import SplitSpec, prepare_split
 from ariadne.errors import ModuleError
+from conformance.unit.filled_kit import double, split_in_the_middle
 
 
 class Keeps(nn.Module):
@@ -56,16 +56,6 @@ MADE: dict[str, tuple[Callable[[Any, torch.Tensor], Any], Callable[[Any], Any]]]
 }
 
 
-def _split(model: nn.Module, x: torch.Tensor) -> Any:
-    return prepare_split(model, (x,), split=SplitSpec("percent:50", dynamic_batch=(1, 8)), fallback="refuse")
-
-
-@torch.no_grad()
-def _double(*models: Keeps) -> None:
-    for model in models:
-        model.leave.weight.mul_(2)
-
-
 @pytest.mark.parametrize(
     ("made", "where"),
     [(made, where) for made in MADE for where in ("itself", "a part") if (made, where) != ("array", "a part")],
@@ -75,9 +65,9 @@ def test_a_weight_that_changes_after_the_first_call_is_never_taken_for_the_old_o
     torch.manual_seed(0)
     model, x = Keeps(*MADE[made], where), torch.randn(3, 4)
     whole = copy.deepcopy(model)
-    runtime = _split(model, x)
+    runtime = split_in_the_middle(model, x)
     assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), whole(x))
-    _double(model, whole)
+    double(model, whole)
     if made == "filled tensor":  # whose op has the number: it is told of both, or what changed has a plan of its own
         try:
             assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), whole(x))
@@ -95,11 +85,11 @@ def test_a_model_that_ran_before_goes_on_with_what_it_keeps(made: str, where: st
     model, x = Keeps(*MADE[made], where), torch.randn(3, 4)
     model(x)
     whole = copy.deepcopy(model)
-    runtime = _split(model, x)
+    runtime = split_in_the_middle(model, x)
     for batch in (3, 2):
         x = torch.randn(batch, 4)
         assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), whole(x))
-        _double(model, whole)
+        double(model, whole)
 
 
 class ReadsAgain(nn.Module):
@@ -121,7 +111,7 @@ def test_what_is_read_in_each_call_is_followed() -> None:
     torch.manual_seed(0)
     model, x = ReadsAgain(), torch.randn(3, 4)
     whole = copy.deepcopy(model)
-    runtime = _split(model, x)
+    runtime = split_in_the_middle(model, x)
     for _ in range(3):
         assert torch.equal(runtime.run_suffix(runtime.run_prefix(x)), whole(x))
         with torch.no_grad():
