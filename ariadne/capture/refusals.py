@@ -69,26 +69,33 @@ class Patches:
     def restore(self) -> None:
         """Put all of them back."""
         for owner, name, value in reversed(self.undo):
-            if value is not Patches:
-                _put(owner, name, value)
-            elif name in owner.__dict__:  # a fork may have come before it was set
-                delattr(owner, name)
+            _put(owner, name, value)
         if self._end is not None:
             self._end()
 
 
 def _put(owner: Any, name: str, value: Any) -> None:
-    """Set an attribute of a class or a module.
+    """Set an attribute of a class or a module; `Patches` as value takes it away.
 
     What a special method of a class is, Python notes for each class below when one is set: 1,500 of them where a zoo of modules is
-    loaded, 3 ms. Where a function takes a function's place that note stays as it is: both are called by their name.
+    loaded, 3 ms. Where a function takes a function's place that note stays as it is: both are called by their name. And so it is for
+    `__getattribute__` of a class that has a `__getattr__`: reads ask both by name (`slot_tp_getattr_hook` of CPython's `typeobject.c`).
     """
-    special = name[:2] == name[-2:] == "__" and issubclass(type(owner), type)
-    if not special or type(value) is not FunctionType or type(owner.__dict__.get(name)) is not FunctionType:
+    own = owner.__dict__
+    if name[:2] == name[-2:] == "__" and issubclass(type(owner), type):
+        functions = type(own.get(name)) is FunctionType and type(value) is FunctionType
+        if functions or (name == "__getattribute__" and type(own.get("__getattr__")) is FunctionType):
+            table = gc.get_referents(own)[0]
+            if value is Patches:
+                table.pop(name, None)
+            else:
+                table[name] = value
+            forget_lookups(owner)
+            return
+    if value is not Patches:
         setattr(owner, name, value)
-        return
-    gc.get_referents(owner.__dict__)[0][name] = value
-    forget_lookups(owner)
+    elif name in own:  # a fork may have come before it was set
+        delattr(owner, name)
 
 
 def forget_lookups(cls: Any) -> None:
