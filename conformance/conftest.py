@@ -13,7 +13,7 @@ import torch
 from hypothesis import settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-from conformance.random_networks.tally import PROFILE
+from conformance.random_networks.extent import PROFILE
 from conformance.unit.thinned_kit import off_the_diagonal
 
 torch.set_num_threads(1)

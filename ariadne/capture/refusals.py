@@ -78,8 +78,8 @@ def _put(owner: Any, name: str, value: Any) -> None:
     """Set an attribute of a class or a module; `Patches` as value takes it away.
 
     What a special method of a class is, Python notes for each class below when one is set: 1,500 of them where a zoo of modules is
-    loaded, 3 ms. Where a function takes a function's place that note stays as it is: both are called by their name. And so it is for
-    `__getattribute__` of a class that has a `__getattr__`: reads ask both by name (`slot_tp_getattr_hook` of CPython's `typeobject.c`).
+    loaded, 3 ms. Where a function takes a function's place that note stays as it is: both are called by their name. So it is for
+    `__getattribute__` of a class that has a `__getattr__`: each read asks for both by name (CPython's `slot_tp_getattr_hook`).
     """
     own = owner.__dict__
     if name[:2] == name[-2:] == "__" and issubclass(type(owner), type):

@@ -2,6 +2,7 @@
 
 In import order::
 
+    extent           how far each program is tried
     outside          what steps read beside the network
     scripted_steps   steps that call functions under `torch.jit.script`
     python_steps     steps whose Python no graph shows
@@ -14,7 +15,7 @@ In import order::
     compare          equal, bit for bit
     draw             programs from hypothesis, valid by construction
     twins, counts    a model beside its split twin; what was compared
-    tally            what a run counted, and how far it tries each program
+    tally            what a run counted
     around           what is around a call: threads, autocast, kept weights, files
     changes          what changes between calls: things outside, keywords, weights that are assigned
     session, trial   what a user does over time; one program held against every promise

@@ -15,8 +15,8 @@ from ariadne.runtime import SplitRuntime
 from ariadne.stopped import beside, prepared
 from conformance.random_networks.compare import Different
 from conformance.random_networks.counts import Counts
+from conformance.random_networks.extent import ALL, Extent
 from conformance.random_networks.program import Program
-from conformance.random_networks.tally import ALL, Extent
 from conformance.random_networks.trial import TRAINED, modes
 from conformance.random_networks.twins import BATCHES, Twins
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from conformance.random_networks import parts
 from conformance.random_networks.compare import tensors
+from conformance.random_networks.extent import EXTENT
 from conformance.random_networks.program import Env, Network, Program, build, run_step
 from conformance.random_networks.steps import STEPS, Frame
-from conformance.random_networks.tally import EXTENT
 
 MOST_STEPS, MOST_ELEMENTS, MOST_DIMS = 12, 160, 4
 # Where a program must be valid, as (batch, training); at other batches the whole model may raise.

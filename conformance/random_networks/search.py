@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from conformance.random_networks.corpus import save
 from conformance.random_networks.counts import Counts
 from conformance.random_networks.draw import programs
+from conformance.random_networks.extent import EXTENT, Extent
 from conformance.random_networks.program import Program
-from conformance.random_networks.tally import EXTENT, Extent, Tally
+from conformance.random_networks.tally import Tally
 from conformance.random_networks.trial import trial
 from conformance.random_networks.twins import Invalid
 

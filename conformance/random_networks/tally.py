@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 from conformance.random_networks.counts import Counts
@@ -14,31 +13,7 @@ from conformance.random_networks.program import Program
 from conformance.suite.environment import ROOT, sources
 
 VARIABLE = "ARIADNE_FUZZ_RESULTS"
-PROFILE = os.environ.get(
-    "ARIADNE_HYPOTHESIS_PROFILE", "smoke"
-)  # how many programs are drawn: smoke, full, wide or nightly
-
-
-@dataclass(frozen=True)
-class Extent:
-    """How far each program is tried: its most steps, in one mode or both, at about how many cuts; a session's actions."""
-
-    steps: int = 12
-    both_modes: bool = True
-    cuts: int = 1000
-    session_steps: int = 8
-    actions: int = 16
-    named: bool = False  # whether each program has one of the steps in `draw.NAMED`
-    least: tuple[int, ...] = (1, 1, 1, 0)  # the smallest batch of a program is one of these
-
-
-ALL = Extent()
 MOST_EXAMPLES = 100  # how many of the refused programs a line of results has
-EXTENT = {
-    # Batch 0 stands in the corpus. A program is tried in one of the two modes: those of an odd number of steps train.
-    "smoke": Extent(both_modes=False, cuts=1, actions=10, least=(1,)),
-    "wide": Extent(steps=5, both_modes=False, cuts=3, session_steps=4, actions=14, named=True),
-}.get(PROFILE, ALL)
 
 
 class Tally:

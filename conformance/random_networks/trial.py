@@ -13,9 +13,9 @@ from ariadne import SplitRuntime
 from ariadne.errors import CaptureError, FrontierError, InputError
 from conformance.random_networks.compare import Different, copied
 from conformance.random_networks.counts import Counts, allowed
+from conformance.random_networks.extent import ALL, Extent
 from conformance.random_networks.program import Program, apart
 from conformance.random_networks.session import Session
-from conformance.random_networks.tally import ALL, Extent
 from conformance.random_networks.twins import Invalid, Twins, loss_of
 
 BATCHES, TRAINED, STEPS = (2, 1, 6), (2, 3), 2  # 6: no capture runs it, unless the program's own is near

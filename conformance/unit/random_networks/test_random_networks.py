@@ -32,11 +32,12 @@ from conformance.random_networks.as_python import trial_as_python
 from conformance.random_networks.compare import Different, copied, same
 from conformance.random_networks.counts import Counts
 from conformance.random_networks.draw import Meta, grow, programs
+from conformance.random_networks.extent import EXTENT, PROFILE
 from conformance.random_networks.parts import KINDS
 from conformance.random_networks.program import Program, build
 from conformance.random_networks.search import FIRST_FAILURE, QUIET, SMALLEST_FAILURE, Found, search
 from conformance.random_networks.steps import STEPS
-from conformance.random_networks.tally import EXTENT, PROFILE, VARIABLE, Tally
+from conformance.random_networks.tally import VARIABLE, Tally
 from conformance.random_networks.trial import trial
 from conformance.random_networks.twins import Invalid
 

@@ -17,10 +17,11 @@ import ariadne.runtime.variant
 from conformance.random_networks import corpus, outside
 from conformance.random_networks.compare import Different
 from conformance.random_networks.draw import programs
+from conformance.random_networks.extent import EXTENT, PROFILE
 from conformance.random_networks.program import Program
 from conformance.random_networks.search import FIRST_FAILURE, QUIET, SMALLEST_FAILURE
 from conformance.random_networks.session import ACTIONS, Session
-from conformance.random_networks.tally import EXTENT, PROFILE, VARIABLE, Tally
+from conformance.random_networks.tally import VARIABLE, Tally
 from conformance.random_networks.trial import trial, whole_runs
 from conformance.random_networks.twins import Invalid
 

@@ -18,7 +18,7 @@ from torch import nn
 from ariadne import SplitSpec, prepare_split
 from ariadne.cut.frontier import GradientOrder
 from ariadne.errors import AriadneError, TrainingError
-from conformance.random_networks.tally import PROFILE
+from conformance.random_networks.extent import PROFILE
 from conformance.suite.compare import difference
 from conformance.unit.trap_kit import without_what_is_a_view
 

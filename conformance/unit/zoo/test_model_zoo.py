@@ -27,7 +27,9 @@ from model_zoo.weights import randomise, settle_batch_norms
 
 NAMES = model_zoo.names()
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
-# The whole zoo is built and run by the conformance suite. Here: what is small, and of each library what builds quickly.
+# The whole zoo is built and run by the conformance suite. Here: what is small, and of each library what builds quickly. CI has time
+# for two of those.
+IN_CI = ("timm/test_vit", "transformers/bert_tiny")
 SAMPLE = """
     timm/test_convnext timm/test_efficientnet timm/test_nfnet timm/test_vit
     torchvision/googlenet torchvision/mobilenet_v3_small ultralytics/yolo11n
@@ -37,7 +39,10 @@ APART = {"toys/returns_a_weight"}
 CHECKED = [
     *model_zoo.names("nn"),
     *(name for name in model_zoo.names("toys") if name not in APART),
-    *(pytest.param(name, marks=pytest.mark.zoo) for name in (*SAMPLE, *model_zoo.names("transformers"))),
+    *(
+        pytest.param(name, marks=[pytest.mark.zoo, *([] if name in IN_CI else [pytest.mark.variants])])
+        for name in (*SAMPLE, *model_zoo.names("transformers"))
+    ),
 ]
 
 
