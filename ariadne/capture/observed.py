@@ -26,6 +26,7 @@ from ariadne.capture.begun import (
     refuse_registered,
 )
 from ariadne.capture.carried import carried
+from ariadne.capture.clocks import refuse_world
 from ariadne.capture.context import in_its_own_context
 from ariadne.capture.drawn import drawn_from, put_back
 from ariadne.capture.example import Evidence, Example, called
@@ -63,6 +64,7 @@ from ariadne.guards import (
     Recording,
     attributes_of,
     effects_of,
+    hearing,
     is_a,
     refusal,
     stores_beside_caches,
@@ -195,7 +197,12 @@ def observe(
         again = bool(found.again)  # an op gave back what it was given, and the plan has two names for it
         found.forget_tensors()
         found.output = None  # what recorded it lives on in a cycle, and with it the graph of a result
-        first, attributes, left = effects is None, {}, begun(found)
+        first, attributes, left, heard = effects is None, {}, begun(found), set[str]()
+
+        def once_more(drew: frozenset[str] = frozenset(found.drew)) -> Any:
+            snapshot.again(drew)
+            return gives(model, example, batch, grad, (), snapshot)
+
         reading = Counter(filter(None, (read_by(n.target) for n in unpruned.nodes if n.is_witness)))
         for more in reversed(range(_UNTIL_WARM if found.scripted else first)):
             snapshot.again(found.drew)
@@ -204,7 +211,8 @@ def observe(
             attributes = attributes_of(snapshot.modules)
             undone = Undone(snapshot)
             reads = counted_reads(undone) if first and reading else nullcontext()
-            with torch.set_grad_enabled(grad), watching(found.codes if first else ()) as compared, undone, reads:
+            watched = watching(found.codes if first else ())
+            with torch.set_grad_enabled(grad), watched as compared, undone, reads, hearing(found.world, heard):
                 now = _again(model, args, kwargs)
             found.compared = found.compared or next(iter(compared), "")
             refuse_hung_again(snapshot, marked)
@@ -235,6 +243,9 @@ def observe(
                     f"it keeps state in Python{set_by_it and f' (it sets {set_by_it})'}, draws from a generator of its own, or is "
                     "not deterministic. Keep state in buffers, and draw from torch's RNG"
                 )
+        asked_once = found.world.keys() - heard if effects is None else effects.asked_once
+        alone = first and not (found.changed or found.containers or changes)
+        asked_once = refuse_world(found.world, asked_once, alone, lambda: not difference(output, once_more()))
         history, primed = None, list[Key]()
         if effects is None:
             left_by_second = Moved.by(snapshot, undone.drew)
@@ -249,7 +260,7 @@ def observe(
             if shown is not None:
                 containers, second, assigned = shown
             effects = effects_of(changes, second)
-            effects.assigned = assigned
+            effects.assigned, effects.asked_once = assigned, asked_once
             effects.again = {**effects.rules}, {*effects.assigned}
             _refuse_renewed(found, effects)
             moved = bool(found.changed or found.containers or changes)
@@ -272,10 +283,6 @@ def observe(
                 {key: change for key, change in held.holders.items() if change[0] is None} | flags | held.of_begun
             )
             effects.holders = {key for key, (_, now) in settled.items() if type(now) is int}
-
-            def once_more(drew: frozenset[str] = frozenset(found.drew)) -> Any:
-                snapshot.again(drew)
-                return gives(model, example, batch, grad, (), snapshot)
 
             refuse_asked(once_more, output, containers, effects.rules, history.larger)
             if is_looked_into(left, found, snapshot.modules):

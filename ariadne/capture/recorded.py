@@ -529,7 +529,7 @@ def recording(
         found.unseen, found.moving = read.unseen, read.moving()
         found.names, found.whole, found.switches = read.names, read.whole, read.switches
         found.by_name, found.reads = read.by_name, read.reads
-        found.codes, found.compared = read.codes, read.compared
+        found.codes, found.compared, found.world = read.codes, read.compared, read.world
         found.assigned, found.filled = read.assigned, read.filled
         found.looked |= read.which
         if not _OLD_TYPES.isdisjoint(found.names):  # `isinstance(h, torch.FloatTensor)` asks for a dtype

@@ -28,6 +28,7 @@ order::
     instructions  the few in a function's code that tell what it loads and assigns outside of itself
     links         what one step of such a read leads to
     codes         the code that a function may run, as far as names lead
+    world         what forward asks the machine that it runs on
     around        what forward's own functions read outside of the model
     profiled      the block in which these functions are looked at as they start
     searched      what a search through Python objects read, as it was
@@ -108,7 +109,7 @@ from ariadne.guards.kept import has_grown
 from ariadne.guards.last_size import telling_batch
 from ariadne.guards.left import Elsewhere, Left, Site, told_entries
 from ariadne.guards.opened import SHOWING, referent
-from ariadne.guards.profiled import surroundings
+from ariadne.guards.profiled import hearing, surroundings
 from ariadne.guards.recording import Effect, Event, Flag, Recording
 from ariadne.guards.remembered import Memories, refuse_pushed_out
 from ariadne.guards.roots import Reached, outside_of, outside_with_code
@@ -126,3 +127,4 @@ from ariadne.guards.tensors import StateGuard, found_alike, sizes_count, unread_
 from ariadne.guards.told import told_of, without_content
 from ariadne.guards.versions import VERSION, stamp
 from ariadne.guards.whole import MARK, Taken, looked_into, opaque
+from ariadne.guards.world import Asked

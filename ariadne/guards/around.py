@@ -81,11 +81,12 @@ from ariadne.guards.outside import (
 )
 from ariadne.guards.readers import TOLD, Reads
 from ariadne.guards.steps import IMPORT_MODULE, NO_CODE, Chain, Code, Dropped, starts_with, texts
+from ariadne.guards.world import ASKED, Asked, asker
 
 _CONTAINERS = (dict, list, set, frozenset, deque, tuple)
 _IDENTITY = (operator.is_, operator.is_not)
 _BY_NAME = (getattr, hasattr)
-_LOOKED_AT = (*_BY_NAME, *_IDENTITY)
+_LOOKED_AT = frozenset((*_BY_NAME, *_IDENTITY, *ASKED))
 _BETWEEN = ("os", "collections.abc", "_collections_abc", "ariadne.capture.recorded")  # between who asks and what tells
 _LOGGERS = (logging.Logger.getEffectiveLevel.__code__, logging.Logger.isEnabledFor.__code__)
 _ENVIRONMENT: CodeType | None = getattr(getattr(type(os.environ), "__getitem__", None), "__code__", None)
@@ -125,6 +126,7 @@ class Surroundings:
     which: set[str] = field(default_factory=set)  # what they ask of things by which they are
     compared: str = ""  # one that compares things by identity in C
     importing: FrameType | None = None  # a module that torch imports for the first time
+    world: dict[str, Asked] = field(default_factory=dict)  # what they ask the machine
     _reads: dict[int, Code] = field(default_factory=dict)
     _seen: set[tuple[int, ...]] = field(default_factory=set)  # two modules may hold equal code
     _others: dict[int, tuple[bool, Any]] = field(default_factory=dict)
@@ -216,6 +218,9 @@ class Surroundings:
         if name is not None:
             if not switches.is_torchs_business(frame.f_globals.get("__name__")):
                 self.switches.add(name)
+        elif function in ASKED:
+            if who := asker(frame):
+                self.world.setdefault(ASKED[function], Asked(who, frame.f_globals))
         elif function in _BY_NAME:
             read = self._reads.get(id(frame.f_code))
             told = {n for n in map(frame.f_locals.get, read.naming) if isinstance(n, str)} if read else set()

@@ -189,6 +189,7 @@ class Effects:
     once: frozenset[tuple[str, str]] = frozenset()  # those that the first run alone assigned: no plan does
     # How the first run read data more often than the second did: see `written.read_by`.
     read_once: frozenset[str] = frozenset()
+    asked_once: frozenset[str] = frozenset()  # what the first run alone asked the machine
     # The rules and the attributes that the second run showed: what came to them since is kept for the batch of the last call.
     again: tuple[dict[Place, Rule], set[tuple[str, str]]] = field(default_factory=lambda: ({}, set()))
     holders: set[tuple[str, str]] = field(default_factory=set)  # the attributes that hold that batch

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import CodeType, FrameType
 from typing import Any
 
 from ariadne.guards.around import Surroundings, of_numpy
 from ariadne.guards.links import is_torchs_import
 from ariadne.guards.readers import READS
+from ariadne.guards.world import ASKED, Asked, asker
 
 _HERE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 _OURS: dict[int, CodeType] = {}  # functions of this package that were called while forward ran, by their ids
@@ -26,7 +27,7 @@ def surroundings(
 
     To look is done `aside`. A profiler that is at work meanwhile sees nothing of the block.
     """
-    found, before = Surroundings(belongs, of_numpy()), sys.getprofile()
+    found = Surroundings(belongs, of_numpy())
     quiet, shared = found.quiet, random.seed.__self__  # type: ignore[attr-defined]
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
@@ -53,9 +54,28 @@ def surroundings(
                 with aside():
                     found.ask(argument, frame)
 
+    with _profiling(profile):
+        yield found
+
+
+@contextmanager
+def hearing(asked: Mapping[str, Asked], heard: set[str]) -> Iterator[None]:
+    """A block of which it is noted what it asks the machine again, in this thread. Nobody listens where nothing was asked."""
+
+    def profile(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "c_call" and argument in ASKED and asker(frame):
+            heard.add(ASKED[argument])
+
+    with _profiling(profile) if asked else nullcontext():
+        yield
+
+
+@contextmanager
+def _profiling(profile: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
+    before = sys.getprofile()
     sys.setprofile(profile)
     try:
-        yield found
+        yield
     finally:
         if before is None or callable(before):
             sys.setprofile(before)

@@ -1,0 +1,239 @@
+"""What forward asks the machine, the time or what a file holds, may be told otherwise in the next call: no plan holds it."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ariadne.guards.around
+from ariadne import opaque, prepare_split
+from ariadne.errors import UnsupportedError
+
+time_of_the_process = time.time
+X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+
+
+def time_itself() -> float:
+    return time.time()
+
+
+class Asking(nn.Module):
+    """Two layers, and between them a number that something outside gives."""
+
+    def __init__(self, ask: Callable[[], float]) -> None:
+        super().__init__()
+        self.a, self.b, self.ask = nn.Linear(4, 4), nn.Linear(4, 4), ask
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.b(torch.relu(self.a(x)) * self.ask())
+        return found
+
+
+class Timed(Asking):
+    """It tells how long it takes, by a clock that it knows under some name."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        began = self.ask()
+        found: Tensor = self.b(torch.relu(self.a(x)))
+        print(f"{self.ask() - began:.6f} s")
+        return found
+
+
+def _file(folder: Path) -> Path:
+    file = folder / "scale"
+    file.write_text("1.0")
+    return file
+
+
+def _by_open(folder: Path) -> Callable[[], float]:
+    file = _file(folder)
+
+    def ask() -> float:
+        with open(file) as lines:
+            return float(lines.read())
+
+    return ask
+
+
+def _by_path(folder: Path) -> Callable[[], float]:
+    file = _file(folder)
+    return lambda: float(file.read_text())
+
+
+def _whether_it_is_there(folder: Path) -> Callable[[], float]:
+    return lambda: 2.0 if (folder / "other").exists() else 1.0
+
+
+def _how_many(folder: Path) -> Callable[[], float]:
+    return lambda: float(len(os.listdir(folder)) + 1)
+
+
+def _clock(folder: Path) -> Callable[[], float]:
+    since = time.monotonic() if folder.exists() else 0.0
+    return lambda: 2.0 if time.monotonic() - since > 3600 else 1.0
+
+
+def _date(folder: Path) -> Callable[[], float]:
+    until = datetime.datetime(2100 if folder.exists() else 0, 1, 1)
+    return lambda: 2.0 if datetime.datetime.now() > until else 1.0
+
+
+WAYS = {
+    "open": _by_open,
+    "a path's own": _by_path,
+    "whether it is there": _whether_it_is_there,
+    "how many are there": _how_many,
+    "the clock": _clock,
+    "the date": _date,
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_a_plan_is_refused_by_name(way: Callable[[Path], Callable[[], float]], tmp_path: Path) -> None:
+    with pytest.raises(
+        UnsupportedError, match=r"forward asks [\w.]+ in '(ask|<lambda>)', which may tell something else"
+    ):
+        prepare_split(Asking(way(tmp_path)), (X,), split="after:a", fallback="refuse")
+
+
+@pytest.mark.parametrize("way", [_by_open, _whether_it_is_there, _how_many], ids=["in a file", "a file", "files"])
+def test_the_models_own_python_follows_it(way: Callable[[Path], Callable[[], float]], tmp_path: Path) -> None:
+    model = Asking(way(tmp_path))
+    split = prepare_split(model, (X,), split="after:a", fallback="python")
+    for name, text in (("other", "x"), ("scale", "3.0"), ("third", "x")):
+        (tmp_path / name).write_text(text)
+        assert torch.equal(split.run_suffix(split.run_prefix(X)), model(X))
+
+
+def test_a_time_that_is_only_told_has_a_plan() -> None:
+    model = Timed(lambda: time.perf_counter() + monotonic() + time.time_ns() / 1e9)
+    split = prepare_split(model, (X,), split="after:a", fallback="refuse")
+    assert torch.equal(split.run_suffix(split.run_prefix(X)), model(X))
+    assert torch.equal(split.run_suffix(split.run_prefix(X[:1])), model(X[:1]))
+
+
+@pytest.mark.parametrize("hours", [0.5, 20, 9000])
+def test_a_time_that_will_come_is_seen_to_count(hours: float) -> None:
+    since = time.monotonic()
+    model = Timed(lambda: 0.0 if time.monotonic() - since < 3600 * hours else 1 / 0)
+    with pytest.raises(UnsupportedError, match=r"forward asks time\.monotonic"):
+        prepare_split(model, (X,), split="after:a", fallback="refuse")
+
+
+def test_a_clock_that_no_run_can_set_is_refused() -> None:
+    def ask(clock: Callable[[], float] = time.monotonic) -> float:
+        return clock()
+
+    with pytest.raises(UnsupportedError, match=r"forward asks time\.monotonic"):
+        prepare_split(Timed(ask), (X,), split="after:a", fallback="refuse")
+
+
+def test_clocks_are_told_as_they_are_meanwhile_to_others_and_after() -> None:
+    told: list[float] = []
+    over = threading.Event()
+
+    def other() -> None:
+        while not over.is_set():
+            told.append(time.time())
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    prepare_split(Timed(time_itself), (X,), split="after:a", fallback="refuse")
+    over.set()
+    thread.join()
+    assert max(told) - min(told) < 1000
+    assert time.time is time_of_the_process
+    assert monotonic is time.monotonic
+
+
+def test_without_that_question_the_split_goes_on_with_what_it_was_told_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ariadne.guards.around, "ASKED", {})
+    model = Asking(_by_path(tmp_path))
+    split = prepare_split(model, (X,), split="after:a")
+    (tmp_path / "scale").write_text("3.0")
+    assert not torch.equal(split.run_suffix(split.run_prefix(X)), model(X))
+
+
+class Once(nn.Module):
+    """What a file holds goes into a buffer at the first call."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.a, self.b, self.file = nn.Linear(4, 4), nn.Linear(4, 4), file
+        self.scale: float | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.scale is None:
+            self.scale = float(self.file.read_text())
+        found: Tensor = self.b(torch.relu(self.a(x)) * self.scale)
+        return found
+
+
+@pytest.mark.parametrize("ran", [False, True], ids=["fresh", "ran"])
+def test_what_the_first_call_alone_asks_is_kept_as_the_model_keeps_it(ran: bool, tmp_path: Path) -> None:
+    model = Once(_file(tmp_path))
+    if ran:
+        model(X)
+    split = prepare_split(model, (X,), split="after:a", fallback="refuse")
+    expected = model(X)
+    (tmp_path / "scale").write_text("3.0")
+    assert torch.equal(split.run_suffix(split.run_prefix(X)), expected)
+    assert torch.equal(model(X), expected)
+
+
+def test_another_batch_that_asks_is_refused_in_its_own_call(tmp_path: Path) -> None:
+    class Larger(Asking):
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.b(torch.relu(self.a(x)) * (self.ask() if x.shape[0] > 5 else 1.0))
+            return found
+
+    split = prepare_split(Larger(_by_path(tmp_path)), (X,), split="after:a", fallback="refuse")
+    split.run_suffix(split.run_prefix(X))
+    with pytest.raises(UnsupportedError, match=r"forward asks open in '<lambda>'"):
+        split.run_prefix(torch.randn(6, 4))
+
+
+def test_messages_imports_and_parts_taken_as_they_are_ask_for_no_results_sake() -> None:
+    class Telling(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            import this_is_nowhere  # type: ignore[import-not-found] # noqa: F401, PLC0415
+
+            return x
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            logging.getLogger("ariadne.test").error("one")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                warnings.warn("two", stacklevel=1)
+            with contextlib.suppress(ImportError):
+                Telling()(x)
+            found: Tensor = self.b(timed(self.a(x)))
+            return found
+
+    def by_the_clock(h: Tensor) -> Tensor:
+        time.monotonic()
+        return torch.relu(h)
+
+    timed = opaque(by_the_clock)
+    model = Model()
+    split = prepare_split(model, (X,), split="after:a", fallback="refuse")
+    assert torch.equal(split.run_suffix(split.run_prefix(X)), model(X))
