@@ -38,7 +38,7 @@ STATIC_SHAPES = ([4], [5, 4], [1, 4], [])
 REFUSALS = (RuntimeError, ZeroDivisionError, ValueError, IndexError, TypeError, NotImplementedError, AssertionError)
 # What was silently wrong once, and random programs meet seldom.
 NAMED = (
-    "append", "note", "class_append", "class_bind", "by_class", "divided", "checkpointed", "marked", *["packed"] * 6,
+    "append", "note", "class_append", "class_bind", "by_class", "timed", "divided", "checkpointed", "marked", *["packed"] * 6,
     "by_reference", "by_first_call", "by_first_weight", "by_first_in_part", "by_held_function", "by_number",
     "by_teacher", "by_cache", "by_object", "by_keywords", "by_length", "hand_on", "by_beside", "by_shape_table", "by_kept_value",
     "grown", "functional_if", "slope",

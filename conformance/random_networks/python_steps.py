@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,20 @@ def bound_to_class(frame: Any, x: Tensor) -> Tensor:
 def by_class(frame: Any, x: Tensor, asked: str) -> Tensor:
     """By a number of the class."""
     return x * (type(frame.net).scale if asked == "class" else frame.net.scale)
+
+
+def timed(frame: Any, x: Tensor, clock: str) -> Tensor:
+    """It is only told how long it took."""
+    began = getattr(time, clock)()
+    found = x * 2
+    print(f"{getattr(time, clock)() - began} since")
+    return found
+
+
+def by_a_file(frame: Any, x: Tensor, asked: str) -> Tensor:
+    """What a file holds, or whether it is there, may be otherwise at the next call."""
+    here = Path(__file__)
+    return x * (here.exists() + 1 if asked == "whether" else len(here.read_text()) % 7)
 
 
 def divided(frame: Any, x: Tensor, at: int, how: str) -> Tensor:

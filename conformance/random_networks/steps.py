@@ -166,6 +166,7 @@ _PATHS = "each path that data take has a plan: a suffix over a wire knows one, a
 _LEAVE = "data leave torch by a way that no op shows, or are numbers of Python's that decide the way"
 _MADE = "what a first call made of a weight goes on with the old one when that changes"
 _UNSEEN = "no op shows what happens at later batches: their plans are held against the model"
+_TOLD = "what a file holds may change: no plan of it holds"
 _OUT = "each number that Python reads out of a tensor has a plan: a suffix over a wire knows one, and there are so many at most"
 
 STEPS: dict[str, Step] = {
@@ -302,6 +303,9 @@ STEPS: dict[str, Step] = {
     "class_append": Step("f", python_steps.appended_to_class, shaped=lambda f, x: x * 1),
     "class_bind": Step("f", python_steps.bound_to_class, shaped=lambda f, x: x * 1),
     "by_class": Step("f", python_steps.by_class, {"asked": ("class", "network")}),
+    # what the machine tells
+    "timed": Step("f", python_steps.timed, {"clock": ("monotonic", "time_ns")}),
+    "by_a_file": Step("f", python_steps.by_a_file, {"asked": ("whether", "text")}, _TOLD),
     # a number that is not there at one batch
     "divided": Step("f", python_steps.divided, {"at": (6, 4, 1), "how": ("floor", "rest", "share", "caught")}),
     # parts that run again in the backward pass, or are taken as they are
