@@ -10,7 +10,7 @@ import torch
 import torch._dynamo
 import torch.export._trace
 
-import ariadne.prepare
+import ariadne.prepare  # noqa: F401
 import model_zoo.catalogue  # noqa: F401
 from conformance import checks
 from conformance.suite import device
@@ -21,19 +21,6 @@ from conformance.suite.statuses import Finding
 from model_zoo.definition import COSTS
 
 torch.set_num_threads(1)
-
-
-def warm_up() -> None:
-    """Prepare a small split: what torch notes of itself at the first, each child has then without making it again.
-
-    For inference alone: a backward pass starts threads, and a process that forks must have none.
-    """
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 2))
-    with torch.random.fork_rng(devices=[]):
-        ariadne.prepare.prepare_split(model.eval(), (torch.ones(2, 2),), split="percent:50")
-
-
-warm_up()
 
 
 def open_model(model: str, target: str) -> tuple[str, Callable[[Case], Finding]]:
