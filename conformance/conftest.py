@@ -67,12 +67,18 @@ OF_MANY = (  # files whose tests say one thing of many models, changes or plante
 
 CROSSED = {
     "capture",
+    "cli",
+    "compiled",
+    "cut",
     "guards",
     "halves",
     "pipeline",
     "remote",
     "runtime",
+    "scoreboard",
     "stopped",
+    "suite",
+    "visualization",
 }  # rooms whose products are thinned
 
 

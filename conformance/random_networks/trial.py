@@ -91,7 +91,7 @@ def _hold(program: Program, training: bool, trains: bool, counts: Counts, most: 
             if not cut.reason or (cut.live and not program.writes):
                 raise Different(f"{mode}, {cut.split_id} is not safe, with no cause in the program: {cut.reason!r}")
             continue
-        if cut.split_id != runtime.split_id and k % max(1, len(runtime.candidates) // most) == 0:
+        if most and cut.split_id != runtime.split_id and k % max(1, len(runtime.candidates) // most) == 0:
             batches.append(batches.pop(0))
             _cut(program, twins, runtime.resplit(cut), mode, counts, batches[:2], steps)
 

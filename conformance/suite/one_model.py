@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-
 # What every first capture imports, which takes seconds: a server that forks for each model does it once for all of them.
+import sympy.tensor.tensor  # noqa: F401
+import torch
 import torch._dynamo
+import torch._subclasses.schema_check_mode
 import torch.export._trace
+import torch.fx.experimental.validator
 
 import ariadne.prepare  # noqa: F401
 import model_zoo.catalogue  # noqa: F401
