@@ -1,76 +1,141 @@
-"""Clocks: whether results follow the time that forward asks for, shown by runs under clocks that tell another.
+"""Clocks: whether forward only tells the time, as one does that says how long it took.
 
-Where forward only tells how long it took, they don't.
+It runs once more under clocks whose numbers note what is asked of them: to be added up and put into words is all that they take.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+import timeit
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from types import BuiltinFunctionType
 from typing import Any
+from weakref import ref
 
 from ariadne.errors import UnsupportedError
-from ariadne.guards import Asked, hearing
+from ariadne.guards import Asked, asker, hearing
 
-_SECONDS = "monotonic perf_counter process_time thread_time time"
-_CLOCKS = {getattr(time, name): f"time.{name}" for one in _SECONDS.split() for name in (one, f"{one}_ns")}
-_AHEAD = (0, 1_000, 50_000, 4_000_000_000)  # seconds: an hour, a day and a century are among those between
+_NAMES = "monotonic perf_counter process_time thread_time time"
+_CLOCKS = {getattr(time, name): f"time.{name}" for one in _NAMES.split() for name in (one, f"{one}_ns")}
+_NUMBERS = "add sub mul truediv floordiv mod divmod"  # and from the right, with plain numbers
+_ALONE = ("__neg__", "__pos__", "__abs__", "__round__", "__floor__", "__ceil__")
+_ASKING = "bool float int index complex trunc hash eq ne lt le gt ge pow rpow"
 
 
-def refuse_world(asked: Mapping[str, Asked], once: Set[str], alone: bool, again: Callable[[], bool]) -> frozenset[str]:
-    """Raise `UnsupportedError` for what forward asks the machine, but for what it asks `once`, in its first call, and for clocks
-    that no result follows; returns both. `alone`: forward leaves nothing in Python; `again`: whether a further run gives the same.
+def refuse_world(asked: Mapping[str, Asked], once: Set[str], again: Callable[[], bool] | None) -> frozenset[str]:
+    """Raise `UnsupportedError` for what forward asks the machine, but for what it asks `once`, in its first call, and for the time
+    that it only tells; returns both. `again`: whether it gives the same in a further run, where it may run.
     """
     more = {what: one for what, one in asked.items() if what not in once}
-    if more and alone and more.keys() <= {*_CLOCKS.values()} and _same_at_other_times(more, again):
-        return frozenset(asked)
-    for what, one in more.items():
-        raise UnsupportedError(
-            f"forward asks {what} in {one.who!r}, which may tell something else in each call: a plan would go on with what it told "
-            "at capture. Ask before the call, and pass the answer as an argument; or take that part as it is, by ariadne.opaque"
-        )
-    return frozenset(once)
+    if not more or (again is not None and more.keys() <= {*_CLOCKS.values()} and _only_told(more, again)):
+        return frozenset({*once, *more})
+    told = ", ".join(f"{what} in {one.who!r}" for what, one in [*more.items()][:3])
+    way = "" if more.keys() <= {*_CLOCKS.values()} else "; or take that part as it is, by ariadne.opaque"
+    raise UnsupportedError(
+        f"forward asks {told}, which may tell something else in each call: a plan would go on with what it told at capture. Ask "
+        f"before the call, and pass the answer as an argument{way}"
+    )
 
 
-def _same_at_other_times(asked: Mapping[str, Asked], again: Callable[[], bool]) -> bool:
-    for ahead in _AHEAD:
-        heard: set[str] = set()
-        with _moved(asked, ahead), hearing(asked, heard):
-            same = again()
-        if heard or not same:  # by another name it was told the time as it is
-            return False
-    return True
+def _only_told(asked: Mapping[str, Asked], again: Callable[[], bool]) -> bool:
+    heard, log = set[str](), _Log()
+    with _told(asked, log), hearing(asked, heard):
+        same = again()
+    # By another name it heard a clock as it is; and what lives on, something keeps.
+    return same and not heard and not log.noted and not any(number() is not None for number in log.numbers)
+
+
+class _Log:
+    """The numbers that clocks gave, and what was made of them; and what was asked of these."""
+
+    def __init__(self) -> None:
+        self.numbers: list[ref[_Number]] = []
+        self.noted: list[str] = []
 
 
 @contextmanager
-def _moved(asked: Mapping[str, Asked], ahead: int) -> Iterator[None]:
-    """Clocks that tell this thread a time so many seconds ahead, where those who asked know them by a name."""
+def _told(asked: Mapping[str, Asked], log: _Log) -> Iterator[None]:
+    """Clocks that give forward such numbers, in this thread, where those who asked know them by a name."""
     kept: list[tuple[dict[str, Any], str, Any]] = []
+    mine, over = threading.get_ident(), threading.Event()
+
+    def clock_for(real: Callable[[], Any]) -> Callable[[], Any]:
+        now = real()
+
+        def clock() -> Any:
+            nonlocal now
+            if over.is_set() or threading.get_ident() != mine or not asker(sys._getframe(1)):
+                return real()
+            now += 1_000_000 if type(now) is int else 1e-3
+            return _Number(now, log)
+
+        return clock
+
+    tables = [vars(time), vars(timeit), *(table for one in asked.values() for table in one.tables)]
     try:
-        for table in (vars(time), *(one.table for one in asked.values())):
+        for table in tables:
             for name, value in [*table.items()]:
                 if type(value) is BuiltinFunctionType and value in _CLOCKS:
                     kept.append((table, name, value))
-                    table[name] = _clock(value, ahead)
+                    table[name] = clock_for(value)
         yield
     finally:
+        over.set()  # who took one of these meanwhile has a clock
         for table, name, value in reversed(kept):
             table[name] = value
 
 
-def _clock(real: Callable[[], Any], ahead: int) -> Callable[[], Any]:
-    """A clock that goes on by a thousandth of a second each time that this thread asks; others are told the time."""
-    mine, unit = threading.get_ident(), 1 if _CLOCKS[real].endswith("_ns") else 1e-9
-    now = real() + ahead * type(unit)(1e9) * unit
+class _Number:
+    """A time, or what was made of some. It is no number of Python's: whoever computes with it in C asks for one."""
 
-    def clock() -> Any:
-        nonlocal now
-        if threading.get_ident() != mine:
-            return real()
-        now += int(1e6) * unit
-        return now
+    def __init__(self, value: Any, log: _Log) -> None:
+        self._value, self._log = value, log
+        log.numbers.append(ref(self))
 
-    return clock
+    def _made(self, value: Any) -> Any:
+        return tuple(map(self._made, value)) if type(value) is tuple else _Number(value, self._log)
+
+    def __getattr__(self, name: str) -> Any:
+        self._log.noted.append(name)
+        return getattr(self._value, name)
+
+    def __format__(self, spec: str) -> str:
+        return format(self._value, spec)
+
+    def __str__(self) -> str:
+        return str(self._value)
+
+    def __repr__(self) -> str:
+        return repr(self._value)
+
+
+def _computing(name: str) -> Callable[..., Any]:
+    def method(self: _Number, *others: Any) -> Any:
+        if not all(type(other) in (int, float, _Number) for other in others):
+            self._log.noted.append(name)
+            return NotImplemented
+        plain = [other._value if type(other) is _Number else other for other in others]
+        ways = [self._value, float(self._value)]  # an int knows nothing of floats
+        found = next((v for way in ways if (v := getattr(way, name)(*plain)) is not NotImplemented), NotImplemented)
+        return found if found is NotImplemented else self._made(found)
+
+    return method
+
+
+def _asking(name: str) -> Callable[..., Any]:
+    def method(self: _Number, *others: Any) -> Any:
+        if sys._getframe(1).f_globals.get("__name__") != "logging":  # which makes text of it
+            self._log.noted.append(name)
+        plain = [other._value if type(other) is _Number else other for other in others]
+        return getattr(self._value, name)(*plain)
+
+    return method
+
+
+for _name in (*(f"__{side}{one}__" for one in _NUMBERS.split() for side in ("", "r")), *_ALONE):
+    setattr(_Number, _name, _computing(_name))
+for _name in _ASKING.split():
+    setattr(_Number, f"__{_name}__", _asking(f"__{_name}__"))

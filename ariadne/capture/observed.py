@@ -243,9 +243,8 @@ def observe(
                     f"it keeps state in Python{set_by_it and f' (it sets {set_by_it})'}, draws from a generator of its own, or is "
                     "not deterministic. Keep state in buffers, and draw from torch's RNG"
                 )
-        asked_once = found.world.keys() - heard if effects is None else effects.asked_once
-        alone = first and not (found.changed or found.containers or changes)
-        asked_once = refuse_world(found.world, asked_once, alone, lambda: not difference(output, once_more()))
+        if effects is not None:
+            refuse_world(found.world, effects.asked_once, None)
         history, primed = None, list[Key]()
         if effects is None:
             left_by_second = Moved.by(snapshot, undone.drew)
@@ -260,7 +259,7 @@ def observe(
             if shown is not None:
                 containers, second, assigned = shown
             effects = effects_of(changes, second)
-            effects.assigned, effects.asked_once = assigned, asked_once
+            effects.assigned = assigned
             effects.again = {**effects.rules}, {*effects.assigned}
             _refuse_renewed(found, effects)
             moved = bool(found.changed or found.containers or changes)
@@ -284,6 +283,8 @@ def observe(
             )
             effects.holders = {key for key, (_, now) in settled.items() if type(now) is int}
 
+            asked = partial(refuse_world, found.world, found.world.keys() - heard)
+            effects.asked_once = asked(lambda: not difference(output, once_more()))
             refuse_asked(once_more, output, containers, effects.rules, history.larger)
             if is_looked_into(left, found, snapshot.modules):
                 refuse_gone_on(model, example, batch, grad, found.drew, snapshot, left, _refuse_strange)
@@ -466,6 +467,11 @@ def _refuse_strange(found: Recording, snapshot: Snapshot) -> None:
         raise UnsupportedError(
             "another thread drew from torch's random generator while forward, which draws too, was captured: which numbers are "
             "whose can't be told. Prepare, and call each new batch size once, while no other thread draws"
+        )
+    if found.deaf:
+        raise UnsupportedError(
+            "forward starts a profiler of its own (cProfile, sys.setprofile, torch.profiler with stacks), and what it reads while "
+            "that listens is hidden from the capture. Profile around the call of the model instead"
         )
     if found.unseen:
         raise UnsupportedError(

@@ -526,7 +526,7 @@ def recording(
         hooks = [hook for m in snapshot.modules.values() for kind in HOOK_TABLES for hook in m.__dict__[kind].values()]
         values = [value for _, value, _ in found.read_attributes.values()]
         found.outside = read.lasting(values, hooks, found.moved, found.defaults)
-        found.unseen, found.moving = read.unseen, read.moving()
+        found.unseen, found.deaf, found.moving = read.unseen, read.deaf, read.moving()
         found.names, found.whole, found.switches = read.names, read.whole, read.switches
         found.by_name, found.reads = read.by_name, read.reads
         found.codes, found.compared, found.world = read.codes, read.compared, read.world

@@ -125,6 +125,7 @@ class Surroundings:
     reads: Reads = field(default_factory=Reads)
     which: set[str] = field(default_factory=set)  # what they ask of things by which they are
     compared: str = ""  # one that compares things by identity in C
+    deaf: bool = False  # whether what ran put another profiler in the place of the one that looks on
     importing: FrameType | None = None  # a module that torch imports for the first time
     world: dict[str, Asked] = field(default_factory=dict)  # what they ask the machine
     _reads: dict[int, Code] = field(default_factory=dict)
@@ -220,7 +221,7 @@ class Surroundings:
                 self.switches.add(name)
         elif function in ASKED:
             if who := asker(frame):
-                self.world.setdefault(ASKED[function], Asked(who, frame.f_globals))
+                self.world.setdefault(ASKED[function], Asked(who, [])).tables.append(frame.f_globals)
         elif function in _BY_NAME:
             read = self._reads.get(id(frame.f_code))
             told = {n for n in map(frame.f_locals.get, read.naming) if isinstance(n, str)} if read else set()

@@ -54,8 +54,9 @@ def surroundings(
                 with aside():
                     found.ask(argument, frame)
 
-    with _profiling(profile):
+    with _profiling(profile) as lost:
         yield found
+    found.deaf = bool(lost)
 
 
 @contextmanager
@@ -71,12 +72,15 @@ def hearing(asked: Mapping[str, Asked], heard: set[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _profiling(profile: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
-    before = sys.getprofile()
+def _profiling(profile: Callable[[FrameType, str, Any], None]) -> Iterator[list[object]]:
+    """A block under a profiler; what is given is empty unless the block has put another in its place."""
+    before, lost = sys.getprofile(), list[object]()
     sys.setprofile(profile)
     try:
-        yield
+        yield lost
     finally:
+        if sys.getprofile() is not profile:
+            lost.append(sys.getprofile())
         if before is None or callable(before):
             sys.setprofile(before)
         else:  # one in C, such as cProfile's: only it can put itself back

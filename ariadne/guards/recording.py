@@ -122,6 +122,7 @@ class Recording:
     switches: set[str] = field(default_factory=set)  # settings of torch that Python asked for
     codes: set[CodeType] = field(default_factory=set)  # of a real run: those of functions of the user's that ran
     compared: str = ""  # the function that compares by `is` what may be a size
+    deaf: bool = False  # it ran a profiler of its own, and nobody looked on
     world: dict[str, Asked] = field(default_factory=dict)  # what it asked the machine
     registered: set[tuple[type, str]] = field(default_factory=set)  # found in a registry of a module of this class
     flags: list[Flag] = field(default_factory=list)  # of a first call

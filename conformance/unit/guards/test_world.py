@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import cProfile
 import datetime
 import logging
+import math
 import os
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
 import torch
@@ -124,12 +127,123 @@ def test_a_time_that_is_only_told_has_a_plan() -> None:
     assert torch.equal(split.run_suffix(split.run_prefix(X[:1])), model(X[:1]))
 
 
-@pytest.mark.parametrize("hours", [0.5, 20, 9000])
-def test_a_time_that_will_come_is_seen_to_count(hours: float) -> None:
-    since = time.monotonic()
-    model = Timed(lambda: 0.0 if time.monotonic() - since < 3600 * hours else 1 / 0)
-    with pytest.raises(UnsupportedError, match=r"forward asks time\.monotonic"):
-        prepare_split(model, (X,), split="after:a", fallback="refuse")
+def test_a_forward_that_draws_and_keeps_something_may_tell_the_time_too() -> None:
+    class Kept(Timed):
+        def __init__(self) -> None:
+            super().__init__(time.perf_counter)
+            self.drop = nn.Dropout()
+            self.mask: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            began = time.perf_counter()
+            if self.mask is None:
+                self.mask = torch.ones(4)
+            self.last = x.shape
+            found: Tensor = self.b(self.drop(self.a(x)) * self.mask)
+            minutes, seconds = divmod(time.perf_counter() - began, 60)
+            print(f"{minutes:.0f}:{round(seconds, 3)}, {len(x) / (time.perf_counter() - began):.1f} per second")
+            return found
+
+    model = Kept()
+    split = prepare_split(model, (X,), split="after:a", fallback="refuse")
+    torch.manual_seed(0)
+    found = split.run_suffix(split.run_prefix(X))
+    torch.manual_seed(0)
+    assert torch.equal(found, model(X))
+
+
+def _slot() -> float:
+    return 1.0 + int(time.time()) % 7
+
+
+def _longer() -> float:
+    began = time.perf_counter()
+    torch.ones(8).sum()
+    return 2.0 if time.perf_counter() - began > 3600 else 1.0
+
+
+def _wave() -> float:
+    return 1.0 + 0 * math.sin(time.monotonic())
+
+
+def _times() -> Any:
+    return 1.0 + 0 * (time.monotonic() * torch.ones(1))
+
+
+def _into_a_buffer() -> float:
+    SLOTS[time.time_ns() % 5] += 1
+    return 1.0
+
+
+def _known() -> float:
+    return {True: 1.0}.get(time.time() == 0.0, 1.0)
+
+
+SLOTS = torch.zeros(5)
+
+
+@pytest.mark.parametrize("ask", [_slot, _longer, _wave, _times, _into_a_buffer, _known])
+def test_a_time_of_which_anything_is_asked_counts(ask: Callable[[], float]) -> None:
+    with pytest.raises(UnsupportedError, match=r"forward asks time\.\w+ in"):
+        prepare_split(Asking(ask), (X,), split="after:a", fallback="refuse")
+
+
+def test_a_time_that_is_kept_counts() -> None:
+    class Keeping(Timed):
+        def forward(self, x: Tensor) -> Tensor:
+            began = self.ask()
+            found: Tensor = self.b(torch.relu(self.a(x)))
+            self.took = self.ask() - began
+            return found
+
+    with pytest.raises(UnsupportedError):
+        prepare_split(Keeping(time.perf_counter), (X,), split="after:a", fallback="refuse")
+
+
+def _rows(file: Path) -> Iterator[float]:
+    for line in file.read_text().splitlines():
+        yield float(line)
+
+
+def test_what_a_generator_asks_that_a_progress_bar_goes_through_counts(tmp_path: Path) -> None:
+    tqdm = pytest.importorskip("tqdm").tqdm
+    file = _file(tmp_path)
+    with pytest.raises(UnsupportedError, match="forward asks open in '_rows'"):
+        prepare_split(Asking(lambda: sum(tqdm(_rows(file)))), (X,), split="after:a", fallback="refuse")
+    model = Asking(lambda: sum(tqdm([1.0, 2.0])))
+    split = prepare_split(model, (X,), split="after:a", fallback="refuse")
+    assert torch.equal(split.run_suffix(split.run_prefix(X)), model(X))
+
+
+def test_who_logs_meanwhile_is_told_the_time() -> None:
+    told: list[float] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.append(record.created)
+            record.getMessage()
+
+    logger = logging.getLogger("ariadne.test.timed")
+    logger.addHandler(handler := Handler())
+
+    def ask() -> float:
+        began = time.monotonic()
+        logger.error("%.3f", time.monotonic() - began)
+        return 1.0
+
+    prepare_split(Asking(ask), (X,), split="after:a", fallback="refuse")
+    logger.removeHandler(handler)
+    assert told
+    assert all(type(one) is float and abs(one - time.time()) < 1000 for one in told)
+
+
+def test_a_profiler_of_forwards_own_is_told_of() -> None:
+    def ask() -> float:
+        with cProfile.Profile():
+            return 1.0
+
+    with pytest.raises(UnsupportedError, match="forward starts a profiler of its own"):
+        prepare_split(Asking(ask), (X,), split="after:a", fallback="refuse")
 
 
 def test_a_clock_that_no_run_can_set_is_refused() -> None:
