@@ -21,7 +21,7 @@ _MODULES = {
 }
 _OF_CLASSES = {datetime.date: ("today",), datetime.datetime: ("now", "today", "utcnow")}
 # Who asks for no result's sake: what imports, what says something, and what shows how far something is.
-_ASIDE = frozenset({"inspect", "logging", "traceback", "tqdm", "warnings", "zipimport"})
+_ASIDE = frozenset("inspect logging loguru rich tensorboard tqdm traceback wandb warnings zipimport".split())
 _IMPORTING = frozenset(
     {"_frozen_importlib", "_frozen_importlib_external", "importlib", "importlib.metadata", "importlib.util"}
 )
