@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 import logging
 import math
 import os
@@ -236,6 +237,23 @@ def test_who_logs_meanwhile_is_told_the_time() -> None:
     logger.removeHandler(handler)
     assert told
     assert all(type(one) is float and abs(one - time.time()) < 1000 for one in told)
+
+
+def test_who_measures_the_collecting_of_garbage_asks_for_himself() -> None:
+    def measured(phase: str, info: dict[str, int]) -> None:
+        asked.append(time.perf_counter())
+
+    def ask() -> float:
+        gc.collect()
+        return 1.0
+
+    asked: list[float] = []
+    gc.callbacks.append(measured)
+    try:
+        prepare_split(Asking(ask), (X,), split="after:a", fallback="refuse")
+    finally:
+        gc.callbacks.remove(measured)
+    assert asked
 
 
 def test_a_profiler_of_forwards_own_is_told_of() -> None:
