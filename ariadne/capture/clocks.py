@@ -16,7 +16,7 @@ from typing import Any
 from weakref import ref
 
 from ariadne.errors import UnsupportedError
-from ariadne.guards import Asked, asker, hearing
+from ariadne.guards import Question, asker, hearing
 
 _NAMES = "monotonic perf_counter process_time thread_time time"
 _CLOCKS = {getattr(time, name): f"time.{name}" for one in _NAMES.split() for name in (one, f"{one}_ns")}
@@ -25,7 +25,7 @@ _ALONE = ("__neg__", "__pos__", "__abs__", "__round__", "__floor__", "__ceil__")
 _ASKING = "bool float int index complex trunc hash eq ne lt le gt ge pow rpow"
 
 
-def refuse_world(asked: Mapping[str, Asked], once: Set[str], again: Callable[[], bool] | None) -> frozenset[str]:
+def refuse_world(asked: Mapping[str, Question], once: Set[str], again: Callable[[], bool] | None) -> frozenset[str]:
     """Raise `UnsupportedError` for what forward asks the machine, but for what it asks `once`, in its first call, and for the time
     that it only tells; returns both. `again`: whether it gives the same in a further run, where it may run.
     """
@@ -40,7 +40,7 @@ def refuse_world(asked: Mapping[str, Asked], once: Set[str], again: Callable[[],
     )
 
 
-def _only_told(asked: Mapping[str, Asked], again: Callable[[], bool]) -> bool:
+def _only_told(asked: Mapping[str, Question], again: Callable[[], bool]) -> bool:
     heard, log = set[str](), _Log()
     with _told(asked, log), hearing(asked, heard):
         same = again()
@@ -57,7 +57,7 @@ class _Log:
 
 
 @contextmanager
-def _told(asked: Mapping[str, Asked], log: _Log) -> Iterator[None]:
+def _told(asked: Mapping[str, Question], log: _Log) -> Iterator[None]:
     """Clocks that give forward such numbers, in this thread, where those who asked know them by a name."""
     kept: list[tuple[dict[str, Any], str, Any]] = []
     mine, over = threading.get_ident(), threading.Event()

@@ -127,4 +127,4 @@ from ariadne.guards.tensors import StateGuard, found_alike, sizes_count, unread_
 from ariadne.guards.told import told_of, without_content
 from ariadne.guards.versions import VERSION, stamp
 from ariadne.guards.whole import MARK, Taken, looked_into, opaque
-from ariadne.guards.world import Asked, asker
+from ariadne.guards.world import Question, asker

@@ -81,7 +81,7 @@ from ariadne.guards.outside import (
 )
 from ariadne.guards.readers import TOLD, Reads
 from ariadne.guards.steps import IMPORT_MODULE, NO_CODE, Chain, Code, Dropped, starts_with, texts
-from ariadne.guards.world import ASKED, Asked, asker
+from ariadne.guards.world import ASKED, Question, asker
 
 _CONTAINERS = (dict, list, set, frozenset, deque, tuple)
 _IDENTITY = (operator.is_, operator.is_not)
@@ -127,7 +127,7 @@ class Surroundings:
     compared: str = ""  # one that compares things by identity in C
     deaf: bool = False  # whether what ran put another profiler in the place of the one that looks on
     importing: FrameType | None = None  # a module that torch imports for the first time
-    world: dict[str, Asked] = field(default_factory=dict)  # what they ask the machine
+    world: dict[str, Question] = field(default_factory=dict)  # what they ask the machine
     _reads: dict[int, Code] = field(default_factory=dict)
     _seen: set[tuple[int, ...]] = field(default_factory=set)  # two modules may hold equal code
     _others: dict[int, tuple[bool, Any]] = field(default_factory=dict)
@@ -221,7 +221,7 @@ class Surroundings:
                 self.switches.add(name)
         elif function in ASKED:
             if who := asker(frame):
-                self.world.setdefault(ASKED[function], Asked(who, [])).tables.append(frame.f_globals)
+                self.world.setdefault(ASKED[function], Question(who, [])).tables.append(frame.f_globals)
         elif function in _BY_NAME:
             read = self._reads.get(id(frame.f_code))
             told = {n for n in map(frame.f_locals.get, read.naming) if isinstance(n, str)} if read else set()

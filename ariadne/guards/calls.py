@@ -368,7 +368,7 @@ class ModuleGuard:
         early = [s for s in plan.stores if nodes.start != plan.first and plan.stored_before(nodes.start, s)]
         filled = {(s.path, s.table, s.name) for s in early if baseline.is_filled_by(s)}
         self.absent = {p: [a for a in baseline.absent[p] if (p, *a) not in filled] for p in self.modules}
-        places = {f"{path}.{name}".lstrip(".") for path, _, name in filled}
+        places = {f"{s.path}.{s.name}".lstrip(".") for s in early if s.table == "_buffers" and not s.inside}
         self.attributes = [
             (path, keys, value.without(places) if places and isinstance(value, Asked) else value)
             for path, keys, value in baseline.attributes

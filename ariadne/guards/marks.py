@@ -182,10 +182,10 @@ class Asked(OfTables):
     looked up anew after something was put into a table of theirs.
     """
 
-    __slots__ = ("asks", "filled", "tables")
+    __slots__ = ("aside", "asks", "filled", "tables")
 
     def __init__(self, thing: nn.Module, asked: frozenset[str]) -> None:
-        self.asks = asked
+        self.asks, self.aside = asked, frozenset[str]()
         self.tables = registries_of(thing)
         self.filled = [table for _, table in self.tables if table]
         super().__init__(thing)
@@ -197,6 +197,8 @@ class Asked(OfTables):
         for path, table in self.tables:
             for key, t in table.items():
                 name = f"{path}.{key}".lstrip(".")
+                if name in self.aside:
+                    continue
                 same = first.setdefault(id(t), name) if "ties" in self.asks and t is not None else ""
                 kind = type(t).__name__ if "class" in self.asks and t is not None else ""
                 if "sparse" in self.asks and t is not None and t.layout is not torch.strided:
@@ -219,9 +221,12 @@ class Asked(OfTables):
         return type(self)(thing, self.asks)
 
     def without(self, names: Collection[str]) -> Asked:
-        """The same, but of these places, which the plan itself fills."""
-        found = copy.copy(self)
-        found.held = {name: is_so for name, is_so in self.held.items() if name not in names}
+        """The same, but of these places, into which the plan itself puts something before it is asked."""
+        found, first = copy.copy(self), dict[str, str]()
+        found.aside, found.held = frozenset(names), {}
+        for name, (none, kind, same) in self.held.items():
+            if name not in names:
+                found.held[name] = none, kind, first.setdefault(same, name) if same in names else same
         return found
 
     def is_same(self) -> bool:

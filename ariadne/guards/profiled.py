@@ -13,7 +13,7 @@ from typing import Any
 from ariadne.guards.around import Surroundings, of_numpy
 from ariadne.guards.links import is_torchs_import
 from ariadne.guards.readers import READS
-from ariadne.guards.world import ASKED, Asked, asker
+from ariadne.guards.world import ASKED, Question, asker
 
 _HERE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 _OURS: dict[int, CodeType] = {}  # functions of this package that were called while forward ran, by their ids
@@ -60,7 +60,7 @@ def surroundings(
 
 
 @contextmanager
-def hearing(asked: Mapping[str, Asked], heard: set[str]) -> Iterator[None]:
+def hearing(asked: Mapping[str, Question], heard: set[str]) -> Iterator[None]:
     """A block of which it is noted what it asks the machine again, in this thread. Nobody listens where nothing was asked."""
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:

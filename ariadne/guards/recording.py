@@ -14,7 +14,7 @@ from ariadne.guards.effects import Change, Place
 from ariadne.guards.opened import State
 from ariadne.guards.outside import Outside
 from ariadne.guards.readers import Reads
-from ariadne.guards.world import Asked
+from ariadne.guards.world import Question
 from ariadne.plan import Region
 
 
@@ -123,7 +123,7 @@ class Recording:
     codes: set[CodeType] = field(default_factory=set)  # of a real run: those of functions of the user's that ran
     compared: str = ""  # the function that compares by `is` what may be a size
     deaf: bool = False  # it ran a profiler of its own, and nobody looked on
-    world: dict[str, Asked] = field(default_factory=dict)  # what it asked the machine
+    world: dict[str, Question] = field(default_factory=dict)  # what it asked the machine
     registered: set[tuple[type, str]] = field(default_factory=set)  # found in a registry of a module of this class
     flags: list[Flag] = field(default_factory=list)  # of a first call
     again: dict[int, torch.Tensor] = field(default_factory=dict)  # by an alias of it, what an op gave back as it was

@@ -45,7 +45,7 @@ ASKED = _asked()
 
 
 @dataclass(frozen=True)
-class Asked:
+class Question:
     """A question: the function of forward's that has it asked, and the globals of the functions that ask."""
 
     who: str
