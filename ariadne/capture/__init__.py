@@ -49,7 +49,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     hung          what forward sets on the model's own tensors
     made          ops by which forward makes something of the model's tensors alone, run by themselves
     filled        what a first call makes of the model's tensors, and keeps
-    clocks        whether results follow the time that forward asks for
+    clocks        whether forward only tells the time that it asks for
     carried       what forward made of a call's inputs and keeps, and what later calls give that follows it
     begun         state that forward begins at its first call, and goes on with
     settled       flags of a first call, and the batch of the last one

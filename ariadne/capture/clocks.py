@@ -30,10 +30,11 @@ def refuse_world(asked: Mapping[str, Question], once: Set[str], again: Callable[
     that it only tells; returns both. `again`: whether it gives the same in a further run, where it may run.
     """
     more = {what: one for what, one in asked.items() if what not in once}
-    if not more or (again is not None and more.keys() <= {*_CLOCKS.values()} and _only_told(more, again)):
+    of_clocks = more.keys() <= {*_CLOCKS.values()}
+    if not more or (again is not None and of_clocks and _only_told(more, again)):
         return frozenset({*once, *more})
     told = ", ".join(f"{what} in {one.who!r}" for what, one in [*more.items()][:3])
-    way = "" if more.keys() <= {*_CLOCKS.values()} else "; or take that part as it is, by ariadne.opaque"
+    way = "" if of_clocks else "; or take that part as it is, by ariadne.opaque"
     raise UnsupportedError(
         f"forward asks {told}, which may tell something else in each call: a plan would go on with what it told at capture. Ask "
         f"before the call, and pass the answer as an argument{way}"

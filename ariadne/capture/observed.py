@@ -283,8 +283,8 @@ def observe(
             )
             effects.holders = {key for key, (_, now) in settled.items() if type(now) is int}
 
-            asked = partial(refuse_world, found.world, found.world.keys() - heard)
-            effects.asked_once = asked(lambda: not difference(output, once_more()))
+            once = found.world.keys() - heard
+            effects.asked_once = refuse_world(found.world, once, lambda: not difference(output, once_more()))
             refuse_asked(once_more, output, containers, effects.rules, history.larger)
             if is_looked_into(left, found, snapshot.modules):
                 refuse_gone_on(model, example, batch, grad, found.drew, snapshot, left, _refuse_strange)

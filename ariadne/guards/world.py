@@ -55,12 +55,15 @@ class Question:
 def asker(frame: FrameType) -> str:
     """The function of forward's that has such a call made, if by Python's own or torch's; "" where no result follows the answer."""
     at: FrameType | None = frame
-    meanwhile = [
-        getattr(callback, "__code__", None) for callback in gc.callbacks
-    ]  # these run where memory is asked for
+    collecting = [getattr(callback, "__code__", None) for callback in gc.callbacks]  # who runs in the midst of forward
     while at is not None and (module := str(at.f_globals.get("__name__"))) != _ROOT:
         top = module.partition(".")[0]
-        if top in _ASIDE or module in _IMPORTING or module.startswith("importlib._bootstrap") or at.f_code in meanwhile:
+        if (
+            top in _ASIDE
+            or module in _IMPORTING
+            or module.startswith("importlib._bootstrap")
+            or at.f_code in collecting
+        ):
             return ""
         if module in _READING or not is_known(at.f_globals):
             return at.f_code.co_name

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-PROFILE = os.environ.get(
-    "ARIADNE_HYPOTHESIS_PROFILE", "smoke"
-)  # how many programs are drawn: smoke, full, wide or nightly
+# How many programs are drawn: smoke, full, wide or nightly.
+PROFILE = os.environ.get("ARIADNE_HYPOTHESIS_PROFILE", "smoke")
 
 
 @dataclass(frozen=True)
