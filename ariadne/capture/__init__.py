@@ -25,6 +25,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     scripted      functions under `torch.jit.script`, each call kept whole as an op
     drawn         which random generators forward drew from, and no other thread
     reach         the containers that forward can put something into
+    ran           which ops a run called, on which numbers
     written       the data of what a forward writes, kept before it does
     unheard       what forward changes by no op of torch
     history       what forward keeps from one call to the next

@@ -1,22 +1,27 @@
 """First calls: a model that ran before is captured as one that did not, so that both have one plan.
 
 What forward fills at its first call (anchors, masks, tables of positions) stands in attributes of the modules. Which those are is
-tried out: forward's own code assigns them, and where they are taken away it fills them again and gives the same result, bit for
-bit. The plan then makes what stands there at each call, as it does for a model that never ran.
+tried out: forward's own code assigns them, and where they are taken away it fills them again, with the same, runs no fewer ops, and
+gives the same result, bit for bit. The plan then makes what stands there at each call, as it does for a model that never ran.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.guards import BOOKKEEPING, Recording, is_a, owner_of, refill
+from ariadne.capture.ran import Answer
+from ariadne.compare import difference
+from ariadne.guards import BOOKKEEPING, Recording, held, is_a, is_array, owner_of, refill
+from ariadne.plan import own
 
 _MOST = 12  # so many runs at most to find out what forward fills again
+_VALUES = (bool, int, float, complex, str, bytes, bytearray, range, slice, set, frozenset)
 Slot = tuple[nn.Module, str]
 
 
@@ -37,11 +42,16 @@ def filled_before(modules: Mapping[str, nn.Module], seen: Recording) -> list[Slo
     return found if renewed or any(is_a(value, torch.Tensor) for value in held) else []
 
 
-def filled_again(slots: Sequence[Slot], same: Callable[[Callable[[], bool]], bool]) -> list[tuple[Slot, bool]]:
+def filled_again(
+    slots: Sequence[Slot], run: Callable[[Callable[[], Any]], tuple[Answer, Any]]
+) -> list[tuple[Slot, bool]]:
     """Those of the slots that forward fills again where nothing is in them, and whether it must find them absent.
 
-    `same` runs it and says whether it gives the same, and whether what it is given holds then.
+    `run` gives what it gives, and what is asked of it then, before all is put back.
     """
+    if not slots:
+        return []
+    later, left = run(lambda: {slot: _kept(_value(slot)) for slot in slots})
     runs = 0
 
     def fills(these: Sequence[Slot]) -> list[tuple[Slot, bool]]:
@@ -50,21 +60,67 @@ def filled_again(slots: Sequence[Slot], same: Callable[[Callable[[], bool]], boo
             tried = [(slot, absent) for slot in these]
             with emptied(tried):
                 runs += 1
-                if runs <= _MOST and same(lambda: all(_is_full(*slot) for slot in these)):
+                if runs > _MOST:
+                    return []
+                first, filled = run(lambda: all(_is_as_left(_value(slot), left[slot]) for slot in these))
+                if filled and not first.differs(later):
                     return tried
         return []
 
-    if not slots or (found := fills(slots)):
-        return found if slots else []
+    if found := fills(slots):
+        return found
     for module in dict.fromkeys(module for module, _ in slots):
         mine = [slot for slot in slots if slot[0] is module]
         found += fills(mine) or ([one for slot in mine for one in fills([slot])] if len(mine) > 1 else [])
     return found
 
 
-def _is_full(module: nn.Module, name: str) -> bool:
-    value = module.__dict__.get(name)
-    return bool(value) if type(value) is dict else value is not None
+def _value(slot: Slot) -> Any:
+    module, name = slot
+    return module.__dict__.get(name)
+
+
+def _kept(value: Any) -> Any:
+    """The same with copies of tensors in place of them, which are written back after the run."""
+    return tree.map_leaves(lambda leaf: own(leaf.detach()) if is_a(leaf, torch.Tensor) else leaf, value)
+
+
+def _is_as_left(value: Any, left: Any) -> bool:
+    """Whether forward filled a slot, with the same as where an earlier call had: of a dict, with some of it."""
+    if type(value) is dict and type(left) is dict:
+        return bool(value) and all(key in left and _same(inner, left[key]) for key, inner in value.items())
+    return value is not None and _same(value, left)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two things are the same as far as torch's tensors and Python's values tell; of others, what they hold."""
+    todo, met = [(one, other)], set[tuple[int, int]]()
+    while todo:
+        a, b = todo.pop()
+        if a is b or (id(a), id(b)) in met:
+            continue
+        met.add((id(a), id(b)))
+        if type(a) is not type(b):
+            return False
+        if is_a(a, torch.Tensor):
+            if difference(a.detach(), b.detach()):
+                return False
+            continue
+        if is_a(a, _VALUES):
+            if not tree.identical(a, b):
+                return False
+            continue
+        if is_array(a) and a.dtype.kind != "O" and (a.shape != b.shape or a.tobytes() != b.tobytes()):
+            return False
+        (steps, inner), (others, inner_too) = (tuple(zip(*held(x), strict=True)) or ((), ()) for x in (a, b))
+        if len(steps) != len(others) or not all(map(_is_step, steps, others)):
+            return False
+        todo += zip(inner, inner_too, strict=True)
+    return True
+
+
+def _is_step(one: Any, other: Any) -> bool:
+    return one is other or (is_a(one, _VALUES) and tree.identical(one, other))
 
 
 @contextmanager

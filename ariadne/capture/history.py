@@ -19,6 +19,7 @@ from torch import nn
 from ariadne import tree
 from ariadne.capture.example import Example
 from ariadne.capture.generators import TORCH, Names
+from ariadne.capture.ran import Answer
 from ariadne.capture.reach import Reach
 from ariadne.capture.state import Snapshot
 from ariadne.capture.written import Undone
@@ -40,7 +41,7 @@ class History:
     that got more keys at the other batch.
     """
 
-    later: dict[int, Any] = field(default_factory=dict)
+    later: dict[int, Answer] = field(default_factory=dict)
     moved: bool = False
     renewed: dict[tuple[Place, Any], Slot] = field(default_factory=dict)
     assigned: frozenset[tuple[str, str]] = frozenset()
@@ -52,7 +53,7 @@ def another(batch: int, batches: range) -> int:
     return next((b for b in (batch + 1, batch - 1) if b in batches and b > 0), batch)
 
 
-def gives(model: nn.Module, example: Example, batch: int, grad: bool, reseeded: Names, snapshot: Snapshot) -> Any:
+def gives(model: nn.Module, example: Example, batch: int, grad: bool, reseeded: Names, snapshot: Snapshot) -> Answer:
     """What forward gives in the state that Python is in; or how it raises. `reseeded`: with random numbers of its own, if torch's
     are among these.
 
@@ -62,12 +63,15 @@ def gives(model: nn.Module, example: Example, batch: int, grad: bool, reseeded: 
         torch.manual_seed(_OTHER_SEED)
     args, kwargs = tree.unflatten(example.resized(batch), example.spec)
     drawn, alone = torch.get_rng_state(), threading.active_count() == 1
+    undone = Undone(snapshot)
     try:
-        with torch.set_grad_enabled(grad), Undone(snapshot):
+        with torch.set_grad_enabled(grad), undone:
             output = model(*args, **kwargs)
-        return tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, output)
+        return Answer(
+            tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, output), undone.ran
+        )
     except Exception as error:  # of inputs that nobody asked it to take
-        return type(error).__name__
+        return Answer(type(error).__name__, undone.ran)
     finally:
         if (
             TORCH not in reseeded and alone
@@ -93,7 +97,7 @@ def lived(
         return History()
     snapshot.again(drew)
     two = _Look(reach, snapshot)
-    differs = difference(output, gives(model, example, batch, grad, (), snapshot))
+    differs = difference(output, gives(model, example, batch, grad, (), snapshot).output)
     left(batch, True)
     puts_again, assigned_again = two.changes()
     if differs:

@@ -201,7 +201,7 @@ def observe(
 
         def once_more(drew: frozenset[str] = frozenset(found.drew)) -> Any:
             snapshot.again(drew)
-            return gives(model, example, batch, grad, (), snapshot)
+            return gives(model, example, batch, grad, (), snapshot).output
 
         reading = Counter(filter(None, (read_by(n.target) for n in unpruned.nodes if n.is_witness)))
         for more in reversed(range(_UNTIL_WARM if found.scripted else first)):

@@ -19,6 +19,7 @@ from ariadne.capture.example import Example
 from ariadne.capture.followed import Node, ReadError, Real, Size, followed
 from ariadne.capture.generators import Names
 from ariadne.capture.history import gives
+from ariadne.capture.ran import Answer
 from ariadne.capture.reach import Reach
 from ariadne.capture.recorded import recording
 from ariadne.capture.sizes import Watch
@@ -221,7 +222,7 @@ def _differs_by_flags(
     snapshot = Reach(model).snapshot(args, kwargs)
     snapshot.save_buffers()
 
-    def leaves(flags: Mapping[Key, Any]) -> Any:
+    def leaves(flags: Mapping[Key, Any]) -> tuple[Answer, Any]:
         again = snapshot.anew()
         again.save_buffers()
         try:
@@ -235,8 +236,8 @@ def _differs_by_flags(
     try:
         gives(model, before, before.batch, grad, drew, snapshot)
         as_it_is, as_at_first = leaves({}), leaves({key: was for key, was in flags.items() if type(was) is bool})
-        raised = type(as_at_first[0]) is str  # it can do so but once
-        return None if raised else difference(as_it_is, as_at_first)
+        raised = type(as_at_first[0].output) is str  # it can do so but once
+        return None if raised else _differs(as_at_first, as_it_is)
     finally:
         snapshot.restore(drew)
 
@@ -254,7 +255,7 @@ def _follows_the_first(model: nn.Module, example: Example, grad: bool, batch: in
     try:
         gives(model, example, example.batch, grad, drew, snapshot)
         snapshot.again(drew)
-        return difference(alone, gives(model, example, batch, grad, drew, snapshot))
+        return alone.differs(gives(model, example, batch, grad, drew, snapshot))
     finally:
         snapshot.restore(drew)
 
@@ -304,7 +305,12 @@ def _goes_on(
             snapshot.restore(drew)
     (one, ours), (other, theirs) = left
     both = sorted(ours.keys() & theirs.keys())
-    return difference((one, [ours[key] for key in both]), (other, [theirs[key] for key in both]))
+    return _differs((other, {key: theirs[key] for key in both}), (one, {key: ours[key] for key in both}))
+
+
+def _differs(first: tuple[Answer, Any], later: tuple[Answer, Any]) -> str | None:
+    """What a later run gives, does, or leaves in tensors otherwise than one that is as a first."""
+    return first[0].differs(later[0]) or difference(first[1], later[1])
 
 
 def _tensors(modules: Mapping[str, nn.Module]) -> dict[str, torch.Tensor]:

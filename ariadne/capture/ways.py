@@ -28,6 +28,7 @@ from ariadne.capture.generalize import (
 from ariadne.capture.history import another, gives, standing
 from ariadne.capture.leaks import refuse_kept_data, refuse_leaks, refuse_unlike_constants
 from ariadne.capture.observed import Observation, observe, refuse_layouts
+from ariadne.capture.ran import Answer
 from ariadne.capture.reach import Reach
 from ariadne.capture.recorder import is_opened, opened
 from ariadne.capture.refusals import (
@@ -42,7 +43,6 @@ from ariadne.capture.shapes import PlainNumberError, within_shapes
 from ariadne.capture.sizes import Watch, holding
 from ariadne.capture.symbolic import above_1, symbolic
 from ariadne.capture.values import SavedByOpError
-from ariadne.compare import difference
 from ariadne.errors import AriadneError, CaptureError, UnsupportedError, named
 from ariadne.guards import (
     Baseline,
@@ -140,7 +140,7 @@ def capture(
     refuse_beginnings(model, example, grad, real.beginnings, real.recorded.drew)
     slots = filled_again(
         filled_before(modules, real.recorded),
-        lambda full: _still_gives(model, example, size, grad, real, full),
+        lambda asked: _gives_now(model, example, size, grad, real, asked),
     )
     if slots:
         had = {(id(module), name): module.__dict__[name] for (module, name), _ in slots}
@@ -208,7 +208,7 @@ def _sets_up(model: nn.Module, example: Example, real: Observation, grad: bool) 
         snapshot.save_written(real.plan)
         snapshot.save_buffers()
         try:
-            differs = difference(gives(model, example.turned(), batch, grad, real.recorded.drew, snapshot), later)
+            differs = gives(model, example.turned(), batch, grad, real.recorded.drew, snapshot).differs(later)
         finally:
             snapshot.restore(real.recorded.drew)
         if differs:
@@ -216,14 +216,14 @@ def _sets_up(model: nn.Module, example: Example, real: Observation, grad: bool) 
     return None
 
 
-def _still_gives(
-    model: nn.Module, example: Example, batch: int, grad: bool, real: Observation, holds: Callable[[], bool]
-) -> bool:
-    """Whether a run of the model as it is now gives what that run gave, and something holds then; the model is put back after."""
+def _gives_now(
+    model: nn.Module, example: Example, batch: int, grad: bool, real: Observation, asked: Callable[[], Any]
+) -> tuple[Answer, Any]:
+    """What a run of the model as it is now gives, and what is asked then; the model is put back after."""
     snapshot = Reach(model).snapshot(*tree.unflatten(example.leaves, example.spec))
     snapshot.save_buffers()
     try:  # a run that needs what was taken away gives what it raises
-        return difference(real.evidence.output, gives(model, example, batch, grad, (), snapshot)) is None and holds()
+        return gives(model, example, batch, grad, (), snapshot), asked()
     finally:
         snapshot.restore(real.recorded.drew)
 

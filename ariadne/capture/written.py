@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ariadne.capture import generators
+from ariadne.capture.ran import Ran
 from ariadne.capture.state import Snapshot
 from ariadne.errors import UnsupportedError
 from ariadne.plan import WHOLE, bind, storage_of, tensors_in, written_arguments
@@ -121,17 +122,19 @@ class Looking(TorchDispatchMode):
 
 
 class Undone(Looking):
-    """While it is on, a snapshot keeps the data of what the ops write."""
+    """While it is on, a snapshot keeps the data of what the ops write; and the ops that run are noted."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._writes = Writes(snapshot)
+        self._writes, self.ran = Writes(snapshot), Ran()
         self.drew = False  # from torch's generators, by its own ops
         self.asked = Counter[str]()  # how often Python read a `NUMBER`, or all of a tensor's data
         self.reading = 0  # whether Python takes all of a tensor's data now, by ops that count as one
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
+        if isinstance(func, OpOverload):
+            self.ran.note(func, args, given)
         if isinstance(func, OpOverload) and _may_write(func):
             bound = bind(func, args, given)
             for i in written_arguments(func, bound):

@@ -99,7 +99,9 @@ class Encoder(nn.Module):
         return self.o(self.t(self.e(tokens), src_key_padding_mask=mask).mean(1))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("kind", ["relu", "gelu", "norm", "float mask"])
+@pytest.mark.parametrize(
+    "kind", ["float mask", *(pytest.param(k, marks=pytest.mark.variants) for k in ("relu", "gelu", "norm"))]
+)
 def test_an_encoder_with_a_padding_mask_is_followed_through_its_fast_path(kind: str) -> None:
     equals_whole(lambda: Encoder(kind), padded, ("percent:50", "after:t.layers.0", "percent:25"))
 

@@ -78,7 +78,9 @@ def test_a_packed_sequence_is_followed_at_other_lengths(use: str, in_order: bool
     twins.train(seeded(3, 5, 4), torch.tensor([4, 4, 1]))
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape", [s if s in ("LSTM", "RNN") else pytest.param(s, marks=pytest.mark.variants) for s in SHAPES]
+)
 def test_every_recurrent_layer_follows_a_packed_sequence(shape: str) -> None:
     kind, options = SHAPES[shape]
     twins = Twins(

@@ -142,6 +142,7 @@ def test_what_stands_in_the_way_of_an_export_is_named(tmp_path: Path, what: Any,
 
 
 @ONNX
+@pytest.mark.variants
 def test_an_op_that_onnx_has_no_words_for_is_named(tmp_path: Path) -> None:
     _, _, suffix = halves(tmp_path, Reads(torch.special.bessel_j0).eval(), (torch.randn(2, 4),), split="after:one")
     suffix.export(tmp_path / "half.pt2")

@@ -45,9 +45,12 @@ from conformance.random_networks.twins import Invalid
 logging.getLogger("torch.__trace").addFilter(lambda record: False)
 FILES = corpus.files()
 SLOW = """
-    buffer_beside_a_checkpoint buffer_noted_too checkpoints_that_write functions_by_name further_plan_makes_way
-    handed_on_over_a_wire path_after_a_checkpoint reshaped_in_place teacher_outside
-""".split()  # a third of the time of all; what each found has tests of its own, too
+    buffer_beside_a_checkpoint buffer_noted_too checkpoints_that_write class_attributes deep_copy_of_a_checkpoint
+    functions_by_name further_plan_makes_way handed_on_over_a_wire kept_in_a_part kept_of_a_weight
+    made_of_a_weight_beside_a_dict modes_of_python object_outside packed_before_opaque path_after_a_checkpoint
+    paths_over_a_wire_of_grown_state reshaped_in_place results_that_a_function_keeps slopes_of_composite_ops
+    squeezed_in_place teacher_outside tensor_outside weights_by_reference
+""".split()  # half the time of all; what each found has tests of its own, too
 IN_TIME = [pytest.param(path, marks=[pytest.mark.variants] if path.stem in SLOW else []) for path in FILES]
 
 

@@ -215,6 +215,7 @@ def test_a_file_is_a_target_and_a_run_resumes_where_it_was_cut_short(tmp_path: P
     assert answers.read_text().count('"question": "same", "outcome"') == 1
 
 
+@pytest.mark.variants
 def test_targets_take_turns_and_a_process_that_dies_costs_only_its_own_case(tmp_path: Path) -> None:
     answers = tmp_path / "answers.jsonl"
     for name, does in (("always", "pass"), ("dying", "type(model).__name__ != 'Skip' or os._exit(7)")):
@@ -350,6 +351,7 @@ def test_the_kept_numbers_of_parameters_are_those_of_the_models(name: str) -> No
     assert chosen.PARAMETERS[name] == sum(p.numel() for p in model.parameters())
 
 
+@pytest.mark.variants
 def test_the_scripts_of_wrong_cases_are_run_again_and_one_that_prints_something_else_is_told(tmp_path: Path) -> None:
     answers = tmp_path / "answers.jsonl"
     runner.ask(targets.target("fx_trace"), "one/writes_through_view", Results(answers), 60)

@@ -1,0 +1,74 @@
+"""Ran: which ops a run of forward called, on which numbers, so that two runs are told apart where their results are not.
+
+A result may follow nothing of what led to it: behind a `relu` or a dropout that leaves zeros alone, in an index of the largest, in
+a list of boxes that is empty. What forward keeps for later calls is a cache where a later call does the same as the first, or less.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from ariadne import tree
+from ariadne.compare import bits, difference
+from ariadne.plan import bind
+
+_MOST = 4096  # elements of a tensor whose numbers are looked at
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_NUMBERS = (int, float, complex, str, torch.dtype)
+_Key = tuple[Any, ...]
+
+
+@dataclass
+class Ran:
+    """The ops of a run, with their numbers and those of the small tensors that they read, each as often as it was called."""
+
+    ops: Counter[_Key] = field(default_factory=Counter)
+    warming: bool = False  # a function under `torch.jit.script` may run other ops each time, until it is warm
+
+    def note(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An op is about to run."""
+        # What is written, or looked at in another shape, may hold anything: as what `torch.empty` gives does.
+        read = (v for v, a in zip(bind(op, args, kwargs), op._schema.arguments, strict=True) if a.alias_info is None)
+        leaves = [leaf for value in read for leaf in tree.leaves(value)]
+        self.ops[(op, *map(_told, leaves))] += 1
+
+    def beyond(self, first: Ran) -> str | None:
+        """An op that ran, and not, or not as often, in the first run; None where there is none, or it can't be told."""
+        if self.warming or first.warming:
+            return None
+        more = next(iter(self.ops - first.ops), None)
+        return None if more is None else f"it runs {_words(more)}, which it did not before"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a run of forward gave, or the name of what it raised; and what it `ran`."""
+
+    output: Any
+    ran: Ran
+
+    def differs(self, later: Answer) -> str | None:
+        """What a later run gives otherwise than this one, or does that this one did not; None where it is the same."""
+        return difference(self.output, later.output) or later.ran.beyond(self.ran)
+
+
+def _told(leaf: Any) -> Any:
+    """What tells a value from others: of a small tensor, its numbers, in any order."""
+    if not isinstance(leaf, torch.Tensor):
+        return type(leaf), repr(leaf) if isinstance(leaf, _NUMBERS) else None
+    small = type(leaf) in _PLAIN and leaf.device.type == "cpu" and leaf.layout is torch.strided and not leaf.is_nested
+    if not small or not 0 < leaf.numel() <= _MOST or leaf.is_quantized:
+        return torch.Tensor
+    return torch.Tensor, leaf.dtype, int(bits(leaf).sum(dtype=torch.int64))
+
+
+def _words(key: _Key) -> str:
+    op, *leaves = key
+    numbers = [leaf[1] for leaf in leaves if leaf is not torch.Tensor and len(leaf) == 2 and leaf[1] is not None]
+    told = f" with {', '.join(numbers)}" if numbers else ""
+    return f"{op}{told}"
