@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from ariadne.compare import bits, difference
 from ariadne.plan import bind
 
 _MOST = 4096  # elements of a tensor whose numbers are looked at
+_COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _NUMBERS = (int, float, complex, str, torch.dtype)
 _Key = tuple[Any, ...]
@@ -31,7 +33,9 @@ class Ran:
     warming: bool = False  # a function under `torch.jit.script` may run other ops each time, until it is warm
 
     def note(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """An op is about to run."""
+        """An op is about to run. One that makes no numbers counts as none, as where a table is longer than it must be."""
+        if _moves(op):
+            return
         # What is written, or looked at in another shape, may hold anything: as what `torch.empty` gives does.
         read = (v for v, a in zip(bind(op, args, kwargs), op._schema.arguments, strict=True) if a.alias_info is None)
         leaves = [leaf for value in read for leaf in tree.leaves(value)]
@@ -55,6 +59,14 @@ class Answer:
     def differs(self, later: Answer) -> str | None:
         """What a later run gives otherwise than this one, or does that this one did not; None where it is the same."""
         return difference(self.output, later.output) or later.ran.beyond(self.ran)
+
+
+@cache
+def _moves(op: OpOverload) -> bool:
+    """Whether an op only shows what it is given in another way, or copies it."""
+    schema = op._schema
+    shows = bool(schema.returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+    return op in _COPIES or shows
 
 
 def _told(leaf: Any) -> Any:

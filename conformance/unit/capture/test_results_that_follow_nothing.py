@@ -176,8 +176,17 @@ def of_last_size(net: Any, x: torch.Tensor) -> torch.Tensor:
     return net.made  # type: ignore[no-any-return]
 
 
+def of_longest(net: Any, x: torch.Tensor) -> torch.Tensor:
+    if net.made is None or net.made.shape[0] < x.shape[1]:
+        net.made = torch.arange(1.0, 1 + x.shape[1])
+    return net.made[: x.shape[1]]  # type: ignore[no-any-return]
+
+
+FILLS = {"a table": tables, "what is made for the last size": of_last_size, "what is cut from a longer one": of_longest}
+
+
 @pytest.mark.parametrize("ran", [False, True], ids=["fresh", "ran before"])
-@pytest.mark.parametrize("fill", [tables, of_last_size], ids=["a table", "what is made for the last size"])
+@pytest.mark.parametrize("fill", FILLS.values(), ids=FILLS)
 def test_what_is_filled_with_the_same_at_each_first_call_is_none_the_less_a_cache(
     fill: Callable[[Any, torch.Tensor], Any], ran: bool
 ) -> None:
