@@ -86,6 +86,9 @@ def _measures(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pairs", type=_positive, help="rounds in each process (30)")
     parser.add_argument("--settle", type=_positive, help="calls before steady state (10)")
     parser.add_argument("--threads", type=_positive, default=1, help="threads of each process (1)")
+    parser.add_argument(
+        "--abreast", type=_positive, default=1, help="processes that prepare at once; one at a time is timed (1)"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument(
         "--require-cuda", action="store_true", help="the same as --device cuda: refuse where there is none"
@@ -148,6 +151,7 @@ def _run(given: argparse.Namespace) -> int:
         threads=given.threads,
         timeout=given.timeout,
         reference=given.reference,
+        abreast=given.abreast,
         cache=given.cache and given.cache.absolute(),
     )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the process at work is ended, too
