@@ -7,6 +7,9 @@ a list of boxes that is empty. What forward keeps for later calls is a cache whe
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -23,6 +26,20 @@ _COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _NUMBERS = (int, float, complex, str, torch.dtype)
 _Key = tuple[Any, ...]
+_SCRIPTED: ContextVar[bool] = ContextVar("scripted", default=False)
+
+
+@contextmanager
+def by_results_alone(scripted: bool) -> Iterator[None]:
+    """While in the block, runs are told apart by their results alone if forward calls functions under `torch.jit.script`.
+
+    These run other ops each time until they are warm.
+    """
+    token = _SCRIPTED.set(scripted)
+    try:
+        yield
+    finally:
+        _SCRIPTED.reset(token)
 
 
 @dataclass
@@ -30,7 +47,6 @@ class Ran:
     """The ops of a run, with their numbers and those of the small tensors that they read, each as often as it was called."""
 
     ops: Counter[_Key] = field(default_factory=Counter)
-    warming: bool = False  # a function under `torch.jit.script` may run other ops each time, until it is warm
 
     def note(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An op is about to run. One that makes no numbers counts as none, as where a table is longer than it must be."""
@@ -43,9 +59,7 @@ class Ran:
 
     def beyond(self, first: Ran) -> str | None:
         """An op that ran, and not, or not as often, in the first run; None where there is none, or it can't be told."""
-        if self.warming or first.warming:
-            return None
-        more = next(iter(self.ops - first.ops), None)
+        more = None if _SCRIPTED.get() else next(iter(self.ops - first.ops), None)
         return None if more is None else f"it runs {_words(more)}, which it did not before"
 
 

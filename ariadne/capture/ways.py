@@ -28,7 +28,7 @@ from ariadne.capture.generalize import (
 from ariadne.capture.history import another, gives, standing
 from ariadne.capture.leaks import refuse_kept_data, refuse_leaks, refuse_unlike_constants
 from ariadne.capture.observed import Observation, observe, refuse_layouts
-from ariadne.capture.ran import Answer
+from ariadne.capture.ran import Answer, by_results_alone
 from ariadne.capture.reach import Reach
 from ariadne.capture.recorder import is_opened, opened
 from ariadne.capture.refusals import (
@@ -124,7 +124,16 @@ def capture(
             f"inputs cut or repeated to batch {size} forward raises {type(error).__name__}: {str(error)[:200].rstrip('.')}. Give "
             "an example whose batch lies in the range. The batch is dim 0 of the first tensor, and of each other of that size there"
         ) from error
-    modules = dict(model.named_modules())
+    with by_results_alone(real.recorded.scripted):
+        return _followed(model, example, real, other, batch_symbol, batches, grad, needed, like, stood)
+
+
+def _followed(
+    model: nn.Module, example: Example, real: Observation, other: int, batch_symbol: str, batches: range, grad: bool,
+    needed: bool, like: TracePlan | None, stood: bool,
+) -> Captured:  # fmt: skip
+    """The plan by what a run showed, in the state that is a first call's."""
+    size, modules = real.evidence.batch, dict(model.named_modules())
     flags = [*set_again(real.recorded, modules)]
     if flags and stood:
         refuse_change(flags[0][:2], *flags[0][2:])
