@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 ASK, GIVEN, DONE = b"?", b"!", b"."
-LONGEST = 120.0  # seconds after which a turn ends, and the process with it
+LONGEST = 600.0  # seconds after which a turn ends, and the process with it
 _POLL = 0.05
 
 

@@ -453,6 +453,7 @@ def test_the_summary_prints_intervals_and_verdicts(
 
 
 @pytest.mark.slow
+@pytest.mark.variants
 def test_the_suites_write_json(tmp_path: Path) -> None:
     output = tmp_path / "suites.json"
     command = [sys.executable, "-m", "pytest", "benchmarks", "-q", "-k", "mlp10x64", f"--benchmark-json={output}"]

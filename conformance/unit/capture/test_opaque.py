@@ -443,6 +443,7 @@ def test_what_can_not_be_called_is_refused() -> None:
             ariadne.opaque(thing)
 
 
+@pytest.mark.variants
 def test_a_compiler_may_not_look_into_it() -> None:
     def counts(part: Part, x: torch.Tensor) -> torch.Tensor:
         part.calls += 1

@@ -177,6 +177,7 @@ def test_settings_that_forward_does_not_ask_for_call_for_no_other_plan() -> None
     assert len(runtime._variants) == 1
 
 
+@pytest.mark.variants
 def test_the_fast_path_of_a_transformer_is_followed() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)

@@ -206,6 +206,7 @@ def _rows(file: Path) -> Iterator[float]:
         yield float(line)
 
 
+@pytest.mark.variants
 def test_what_a_generator_asks_that_a_progress_bar_goes_through_counts(tmp_path: Path) -> None:
     tqdm = pytest.importorskip("tqdm").tqdm
     file = _file(tmp_path)

@@ -76,6 +76,7 @@ def test_random_programs_split_equal_whole() -> None:
     assert counts["steps"] > counts["programs"]
 
 
+@pytest.mark.variants
 def test_random_programs_split_as_python_equal_whole() -> None:
     chosen = settings(max_examples=4, derandomize=True, database=None, phases=FIRST_FAILURE)
     tally = search(chosen, Tally("programs, as Python", PROFILE), corpus.FOLDER, trial_as_python)
@@ -84,6 +85,7 @@ def test_random_programs_split_as_python_equal_whole() -> None:
     assert tally.counts["steps"]
 
 
+@pytest.mark.variants
 def test_what_crosses_beside_a_graph_keeps_its_strides_where_the_batch_is_one() -> None:
     program = {
         "batch": 1,

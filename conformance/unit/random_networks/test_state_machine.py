@@ -275,7 +275,12 @@ SCRIPT = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["batch_norm_state", "draws", "reused_modules", "buffers_of_the_model"])
+LONGER = ("draws", "buffers_of_the_model")
+
+
+@pytest.mark.parametrize(
+    "name", ["batch_norm_state", "reused_modules", *(pytest.param(n, marks=pytest.mark.variants) for n in LONGER)]
+)
 def test_a_session_that_does_everything(name: str) -> None:
     counts = trial(corpus.load(corpus.FOLDER / f"{name}.json").with_script(SCRIPT))
     assert counts.steps >= 6

@@ -419,6 +419,7 @@ def norm_twice(m: Net, h: Tensor) -> Tensor:
     return h if h[0].sum() > 0 else m.right(h)
 
 
+@pytest.mark.variants
 def test_a_suffix_that_writes_what_its_prefix_reads_runs_on_another_path() -> None:
     twins = Twins(lambda: build(norm_twice), X, train=True)
     for runtime in twins.cuts():

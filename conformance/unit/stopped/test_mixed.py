@@ -189,7 +189,7 @@ def test_a_crossing_value_in_anothers_place_is_noticed(monkeypatch: pytest.Monke
     ("name", "at"),
     [
         pytest.param("faster", "after:backbone", marks=pytest.mark.variants),
-        ("retina", "after:backbone.fpn.layer_blocks.0"),
+        pytest.param("retina", "after:backbone.fpn.layer_blocks.0", marks=pytest.mark.variants),
     ],
 )
 def test_a_detectors_prefix_is_a_file_and_its_boxes_are_python(name: str, at: str, tmp_path: Path) -> None:

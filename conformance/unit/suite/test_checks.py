@@ -329,6 +329,7 @@ def test_payload_sees_what_the_suffix_makes_of_a_payload_that_it_received() -> N
 
 
 @pytest.mark.slow
+@pytest.mark.variants
 def test_source_sees_text_that_depends_on_the_process() -> None:
     case = Case.parse("source/nn/mlp10x64/cut=q50")  # where nothing is planted it passes in the smoke tier
     found = checks.run(case, Bench("nn/mlp10x64", SALT))
