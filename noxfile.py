@@ -56,7 +56,7 @@ TORCH = ("2.11", "2.12", "2.13", "2.14", "2.15")
 
 def unit(session: nox.Session, *options: str) -> None:
     """Run the unit tests. Benchmarks can't be timed beside others."""
-    pytest = ["pytest", "-n", "2", "--dist", "load", "--benchmark-disable", "--durations", "40", *options]
+    pytest = ["pytest", "-n", "2", "--dist", "worksteal", "--benchmark-disable", "--durations", "40", *options]
     session.run(*pytest, env=offline(session) | ONE_THREAD)
 
 
