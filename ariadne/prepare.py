@@ -6,7 +6,7 @@ import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ariadne.stopped import MixedSplit, PythonSplit
 
 Fallback = Literal["refuse", "python", "python-suffix"]
+_MOST_SHOWN = 4  # examples of paths that are kept, for another path to be held against
 _FALLBACKS = ("refuse", "python", "python-suffix")
 _WAY_OUT = (
     'Or run the model\'s own Python in place of a graph, in this process: prepare_split(..., split="after:<module>", '
@@ -199,25 +200,37 @@ class Recapture:
     model: nn.Module
     batch_symbol: str
     batches: range
+    # Of paths that have a plan, by what Python read on them; and whether forward keeps something on these.
+    shown: dict[str, tuple[Example, bool]] = field(default_factory=dict)
 
     def __call__(self, example: Example, training: bool, like: TracePlan | None = None) -> Captured:
         symbol, batches = self.batch_symbol, self.batches
         captured = partial(
-            capture, self.model, example, batch_symbol=symbol, batches=batches, grad=training, needed=True, like=like
-        )
+            capture, self.model, example, batch_symbol=symbol, batches=batches, grad=training, needed=True, like=like,
+            beside=[*self.shown.values()],
+        )  # fmt: skip
         try:
             with (
                 capturing(),
                 searched_once(),
                 without_saving_hooks(),
             ):  # what forward sets in context variables, it sets in none of the caller's
-                return copy_context().run(captured)
+                found: Captured = copy_context().run(captured)
         except CaptureError as error:
             raise type(error)(f"{error}. {_WAY_OUT_OF_A_CALL}") from error
         except RuntimeError as error:
             if training and (made := _of_inference(self.model, error)):
                 raise TrainingError(f"nothing can be trained here: {made}") from error
             raise
+        self.note(found, example)
+        return found
+
+    def note(self, found: Captured, example: Example) -> None:
+        """Keep an example of a path that is new, for those of other paths to be held against."""
+        if (asked := found.plan.questions) and len(self.shown) < _MOST_SHOWN:
+            path = repr([(node.target, node.module, node.call, node.witness) for _, node in asked])
+            kept = replace(example, leaves=tuple(example.resized(example.batch)))
+            self.shown.setdefault(path, (kept, found.keeps))
 
     def of(self, model: nn.Module) -> Recapture:
         """The same for another model."""
@@ -383,9 +396,11 @@ def _of_inference(model: nn.Module, error: Exception) -> str:
 
 def _capture(recapture: Recapture, example: Example, grad: bool) -> Captured:
     with capturing(), without_saving_hooks():
-        return capture(
+        found = capture(
             recapture.model, example, batch_symbol=recapture.batch_symbol, batches=recapture.batches, grad=grad
         )
+    recapture.note(found, example)
+    return found
 
 
 def validate_dynamic_batches(

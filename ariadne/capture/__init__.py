@@ -53,6 +53,7 @@ against and a baseline of the model flow out. The model is left as found. The fi
     clocks        whether forward only tells the time that it asks for
     carried       what forward made of a call's inputs and keeps, and what later calls give that follows it
     begun         state that forward begins at its first call, and goes on with
+    lively        calls that are unlike the example, one after the other
     settled       flags of a first call, and the batch of the last one
     once          what a first call alone writes or draws, which a plan would do at each
     lower         a recording of live tensors becomes a plan of names

@@ -15,6 +15,7 @@ from ariadne.errors import SpecError
 from ariadne.guards import Baseline
 from ariadne.plan import Size, TracePlan, own, sizes_in
 
+_SEED = 2654435761
 _INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
@@ -98,6 +99,18 @@ class Example:
             for t in {id(t): t for t in leaves if isinstance(t, torch.Tensor) and t.is_floating_point()}.values():
                 _memory(t).mul_(factor)
         return replace(self, leaves=tuple(leaves))
+
+    def lively(self) -> Example:
+        """One of other floats: half of them are those of the other half, a hundred times as large and below zero where these are
+        above, so that not all of them are lost behind a relu; of other tensors as `turned`."""
+        turned, draws = self.turned(), torch.Generator().manual_seed(_SEED)
+        for t in {id(t): t for t in turned.leaves if isinstance(t, torch.Tensor) and t.is_floating_point()}.values():
+            memory = _memory(t)
+            numbers = torch.randn(memory.numel(), generator=draws)
+            half = memory.numel() // 2
+            numbers[memory.numel() - half :] = numbers[:half] * -100
+            memory.copy_(numbers.view(memory.shape))
+        return turned
 
     def turned(self) -> Example:
         """One of other numbers: floats perturbed; of other tensors the samples or all in reverse, without the largest."""
@@ -340,9 +353,11 @@ class Evidence:
 @dataclass(frozen=True)
 class Captured:
     """A plan, the real runs that it was held against, the model as it was, and the random generators that forward was
-    seen to draw from."""
+    seen to draw from. `keeps`: forward leaves something in Python that the plan does not put there.
+    """
 
     plan: TracePlan
     evidence: tuple[Evidence, ...]
     baseline: Baseline
     drew: frozenset[str]
+    keeps: bool = False

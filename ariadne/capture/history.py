@@ -53,9 +53,17 @@ def another(batch: int, batches: range) -> int:
     return next((b for b in (batch + 1, batch - 1) if b in batches and b > 0), batch)
 
 
-def gives(model: nn.Module, example: Example, batch: int, grad: bool, reseeded: Names, snapshot: Snapshot) -> Answer:
+def gives(
+    model: nn.Module,
+    example: Example,
+    batch: int,
+    grad: bool,
+    reseeded: Names,
+    snapshot: Snapshot,
+    most: int | None = None,
+) -> Answer:
     """What forward gives in the state that Python is in; or how it raises. `reseeded`: with random numbers of its own, if torch's
-    are among these.
+    are among these. `most`: of the ops that it may run.
 
     The snapshot keeps what it writes.
     """
@@ -63,7 +71,7 @@ def gives(model: nn.Module, example: Example, batch: int, grad: bool, reseeded: 
         torch.manual_seed(_OTHER_SEED)
     args, kwargs = tree.unflatten(example.resized(batch), example.spec)
     drawn, alone = torch.get_rng_state(), threading.active_count() == 1
-    undone = Undone(snapshot)
+    undone = Undone(snapshot, most)
     try:
         with torch.set_grad_enabled(grad), undone:
             output = model(*args, **kwargs)

@@ -209,7 +209,7 @@ def refuse_flags(
             if _follows_the_first(model, example, grad, batch, drew):
                 refuse_change(key, before, now)
         stood = {key: before for key, (before, _) in flags}
-        if any(_goes_on(model, example, factor, grad, stood, drew) for factor in _FACTORS):
+        if any(_goes_on(model, *calls, grad, stood, drew) for calls in _pairs(example)):
             refuse_change(key, before, now)
 
 
@@ -265,8 +265,8 @@ def refuse_beginnings(model: nn.Module, example: Example, grad: bool, stood: Map
 
     `stood`: what stood there before it, None or `MISSING`.
     """
-    for factor in _FACTORS if stood else ():
-        if differs := _goes_on(model, example, factor, grad, stood, drew):
+    for calls in _pairs(example) if stood else ():
+        if differs := _goes_on(model, *calls, grad, stood, drew):
             path, name = next(iter(stood))
             raise UnsupportedError(
                 f"forward begins the attribute {name!r} of {named(path)} at its first call, and goes on with tensors that it sets "
@@ -275,15 +275,20 @@ def refuse_beginnings(model: nn.Module, example: Example, grad: bool, stood: Map
             )
 
 
-def _goes_on(
-    model: nn.Module, example: Example, factor: float, grad: bool, stood: Mapping[Key, Any], drew: Names
-) -> str | None:
-    """What a second call, on floats times the factor, gives or leaves in tensors otherwise than where these attributes stand as
-    they `stood` before the first.
+def _pairs(example: Example) -> list[tuple[Example, Example]]:
+    """Two calls each, of which the second may follow what the first leaves: of a running maximum, say, only where it is smaller."""
+    return [*((example, example.scaled(factor)) for factor in _FACTORS), (example.lively(), example)]
 
-    A plan takes the way of a first call each time. The tensors stand as the first call left them: of a running maximum, say, both
-    ways give the same on the first call's own inputs. Hooks that the first call registered are gone where it is to register them
-    again, as transformers' models do with those that collect what their layers give.
+
+def _goes_on(
+    model: nn.Module, before: Example, example: Example, grad: bool, stood: Mapping[Key, Any], drew: Names
+) -> str | None:
+    """What a second call, after one on the inputs `before`, gives or leaves in tensors otherwise than where these attributes stand
+    as they `stood` before the first.
+
+    A plan takes the way of a first call each time. The tensors stand as the first call left them. Hooks that the first call
+    registered are gone where it is to register them again, as transformers' models do with those that collect what their layers
+    give.
     """
     left = []
     for reset in (False, True):
@@ -291,15 +296,15 @@ def _goes_on(
         snapshot.save_buffers()
         hooks = [(table, {**table}) for m in snapshot.modules.values() for table in (m.__dict__[n] for n in _HOOKS)]
         try:
-            gives(model, example, example.batch, grad, drew, snapshot)
+            gives(model, before, before.batch, grad, drew, snapshot)
             for table, held in hooks if reset else ():
                 refill(table, held)
-            for (path, name), before in stood.items() if reset else ():
+            for (path, name), was in stood.items() if reset else ():
                 own_dict = snapshot.modules[path].__dict__
-                own_dict[name] = before
-                if before is MISSING:
+                own_dict[name] = was
+                if was is MISSING:
                     del own_dict[name]
-            result = gives(model, example.scaled(factor), example.batch, grad, drew, snapshot)
+            result = gives(model, example, example.batch, grad, drew, snapshot)
             left.append((result, _tensors(snapshot.modules)))
         finally:
             snapshot.restore(drew)

@@ -27,6 +27,7 @@ from ariadne.capture.generalize import (
 )
 from ariadne.capture.history import another, gives, standing
 from ariadne.capture.leaks import refuse_kept_data, refuse_leaks, refuse_unlike_constants
+from ariadne.capture.lively import differs_by_state, refuse_paths_beside
 from ariadne.capture.observed import Observation, observe, refuse_layouts
 from ariadne.capture.ran import Answer, by_results_alone
 from ariadne.capture.reach import Reach
@@ -70,13 +71,14 @@ from ariadne.plan import (
     where,
 )
 
+_MOST_OPS = 5000  # that a run on other numbers may take, beside twenty for each of the plan's
 _MOST_TRIED = 64  # the largest batch at which a flag of the first call is put to the test
 TYPED_CLASSES = frozenset(name for name in dir(torch) if name.endswith("Tensor") and name != "Tensor")
 
 
 def capture(
     model: nn.Module, example: Example, *, batch_symbol: str, batches: range, grad: bool, needed: bool = False,
-    like: TracePlan | None = None, stood: bool = False,
+    like: TracePlan | None = None, stood: bool = False, beside: Sequence[tuple[Example, bool]] = (),
 ) -> Captured:  # fmt: skip
     """The plan of the model's forward on inputs like `example`, for as many of `batches` as it can be shown to hold for.
 
@@ -84,7 +86,8 @@ def capture(
     the plan, real runs at the example's batch and at batch 1 are held against it, op by op. `grad`: gradients enabled.
     `needed`: the plan must serve the example's own batch, be it that batch alone. `like`: a plan of other batches; where a real
     run does what it says, that run is the plan of the example's batch, and nothing else is tried. `stood`: training flags that
-    forward sets stand otherwise already.
+    forward sets stand otherwise already. `beside`: examples that led to plans of other paths, and whether forward
+    keeps something on these.
 
     Raises `UnsupportedError` where forward does something that no plan can hold, and what the model raises itself.
     """
@@ -125,7 +128,24 @@ def capture(
             "an example whose batch lies in the range. The batch is dim 0 of the first tensor, and of each other of that size there"
         ) from error
     with by_results_alone(real.recorded.scripted):
-        return _followed(model, example, real, other, batch_symbol, batches, grad, needed, like, stood)
+        captured = _followed(model, example, real, other, batch_symbol, batches, grad, needed, like, stood)
+    if not captured.plan.questions:
+        return captured
+    keeps = _keeps(real, captured.plan)
+    others = [one for one, too in beside if keeps or too]
+    refuse_paths_beside(model, example, others, grad, real.recorded.drew, _most(real))
+    return replace(captured, keeps=keeps)
+
+
+def _keeps(real: Observation, plan: TracePlan) -> bool:
+    """Whether forward leaves something in Python that the plan does not put there, and that is not made of the model alone."""
+    put = {(store.path, store.name) for store in plan.stores}
+    made = {(one.spot.path, *one.spot.steps[:1]) for one in (real.recorded.made_of or {}).values()}
+    changed = {(path, name) for path, name, *_ in real.recorded.changed} - put - made
+    places = {
+        place for place in real.effects.known - real.effects.rules.keys() if (place.path, *place.steps[:1]) not in made
+    }
+    return bool(changed or places)
 
 
 def _followed(
@@ -222,7 +242,12 @@ def _sets_up(model: nn.Module, example: Example, real: Observation, grad: bool) 
             snapshot.restore(real.recorded.drew)
         if differs:
             return differs
-    return None
+    return differs_by_state(model, example, example.lively(), grad, real.recorded.drew, _most(real))
+
+
+def _most(real: Observation) -> int:
+    """How many ops a run on other numbers may take."""
+    return _MOST_OPS + 20 * len(real.unpruned.nodes)
 
 
 def _gives_now(

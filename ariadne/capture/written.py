@@ -121,18 +121,26 @@ class Looking(TorchDispatchMode):
         return True
 
 
-class Undone(Looking):
-    """While it is on, a snapshot keeps the data of what the ops write; and the ops that run are noted."""
+class TooLongError(RuntimeError):
+    """A run takes more ops than it may: a loop that goes on until numbers are small may never end with others."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+
+class Undone(Looking):
+    """While it is on, a snapshot keeps the data of what the ops write; and the ops that run are noted: `most` of them."""
+
+    def __init__(self, snapshot: Snapshot, most: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._writes, self.ran = Writes(snapshot), Ran()
+        self._writes, self.ran, self._left = Writes(snapshot), Ran(), most
         self.drew = False  # from torch's generators, by its own ops
         self.asked = Counter[str]()  # how often Python read a `NUMBER`, or all of a tensor's data
         self.reading = 0  # whether Python takes all of a tensor's data now, by ops that count as one
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
+        if self._left is not None:
+            self._left -= 1
+            if self._left < 0:
+                raise TooLongError
         if isinstance(func, OpOverload):
             self.ran.note(func, args, given)
         if isinstance(func, OpOverload) and _may_write(func):
