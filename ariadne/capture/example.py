@@ -100,13 +100,15 @@ class Example:
                 _memory(t).mul_(factor)
         return replace(self, leaves=tuple(leaves))
 
-    def lively(self) -> Example:
+    def lively(self, sign: int = 1) -> Example:
         """One of other floats: half of them are those of the other half, a hundred times as large and below zero where these are
-        above, so that not all of them are lost behind a relu; of other tensors as `turned`."""
+        above, so that few of them are lost behind a relu, and fewer with the other `sign`; of other tensors as
+        `turned`."""
         turned, draws = self.turned(), torch.Generator().manual_seed(_SEED)
         for t in {id(t): t for t in turned.leaves if isinstance(t, torch.Tensor) and t.is_floating_point()}.values():
             memory = _memory(t)
-            numbers = torch.randn(memory.numel(), generator=draws)
+            drawn = torch.rand(memory.numel(), generator=draws) * 4 - 2
+            numbers = (drawn + drawn.sign()) * sign  # from 1 to 3, or from -3 to -1
             half = memory.numel() // 2
             numbers[memory.numel() - half :] = numbers[:half] * -100
             memory.copy_(numbers.view(memory.shape))

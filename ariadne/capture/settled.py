@@ -277,7 +277,8 @@ def refuse_beginnings(model: nn.Module, example: Example, grad: bool, stood: Map
 
 def _pairs(example: Example) -> list[tuple[Example, Example]]:
     """Two calls each, of which the second may follow what the first leaves: of a running maximum, say, only where it is smaller."""
-    return [*((example, example.scaled(factor)) for factor in _FACTORS), (example.lively(), example)]
+    one, other = example.lively(1), example.lively(-1)
+    return [*((example, example.scaled(factor)) for factor in _FACTORS), (one, other), (other, one)]
 
 
 def _goes_on(

@@ -242,7 +242,10 @@ def _sets_up(model: nn.Module, example: Example, real: Observation, grad: bool) 
             snapshot.restore(real.recorded.drew)
         if differs:
             return differs
-    return differs_by_state(model, example, example.lively(), grad, real.recorded.drew, _most(real))
+    for other in (example.lively(1), example.lively(-1)):
+        if differs := differs_by_state(model, example, other, grad, real.recorded.drew, _most(real)):
+            return differs
+    return None
 
 
 def _most(real: Observation) -> int:
