@@ -111,7 +111,8 @@ class Example:
             numbers = (drawn + drawn.sign()) * sign  # from 1 to 3, or from -3 to -1
             half = memory.numel() // 2
             numbers[memory.numel() - half :] = numbers[:half] * -100
-            memory.copy_(numbers.view(memory.shape))
+            with torch.no_grad():
+                memory.copy_(numbers.view(memory.shape))
         return turned
 
     def turned(self) -> Example:
