@@ -260,7 +260,7 @@ def test_every_action_is_a_rule() -> None:
 
 
 def test_sessions_split_equal_whole() -> None:
-    most = 2 if PROFILE == "smoke" else settings().max_examples  # a session takes as long as six programs
+    most = 4 if PROFILE == "smoke" else settings().max_examples  # a session takes as long as six programs
     chosen = settings(phases=SMALLEST_FAILURE, max_examples=most)
     counts = explore(chosen, Tally("sessions", PROFILE), corpus.FOLDER).counts
     assert counts["programs"] >= most * 0.8
