@@ -22,7 +22,10 @@ from ariadne.compare import bits, difference
 from ariadne.plan import bind
 
 _MOST = 4096  # elements of a tensor whose numbers are looked at
-_COPIES = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
+_COPIES = frozenset(
+    op.default if "default" in op.overloads() else op.Tensor
+    for op in map(torch.ops.aten.__getattr__, "clone _to_copy index index_select gather embedding take".split())
+)
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _NUMBERS = (int, float, complex, str, torch.dtype)
 _Key = tuple[Any, ...]
@@ -77,7 +80,7 @@ class Answer:
 
 @cache
 def _moves(op: OpOverload) -> bool:
-    """Whether an op only shows what it is given in another way, or copies it."""
+    """Whether an op only shows what it is given in another way, or copies it, or some of it: of a table that may be longer."""
     schema = op._schema
     shows = bool(schema.returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
     return op in _COPIES or shows

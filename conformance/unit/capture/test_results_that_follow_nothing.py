@@ -185,7 +185,18 @@ def of_longest(net: Any, x: torch.Tensor) -> torch.Tensor:
     return net.made[: x.shape[1]]  # type: ignore[no-any-return]
 
 
-FILLS = {"a table": tables, "what is made for the last size": of_last_size, "what is cut from a longer one": of_longest}
+def taken_from_longest(net: Any, x: torch.Tensor) -> torch.Tensor:
+    if net.made is None or net.made.shape[0] < x.shape[1]:
+        net.made = torch.arange(1.0, 1 + x.shape[1])
+    return net.made[torch.arange(x.shape[1])]  # type: ignore[no-any-return]
+
+
+FILLS = {
+    "a table": tables,
+    "what is made for the last size": of_last_size,
+    "what is cut from a longer one": of_longest,
+    "what is taken from a longer one": taken_from_longest,
+}
 
 
 @pytest.mark.parametrize("ran", [False, True], ids=["fresh", "ran before"])
