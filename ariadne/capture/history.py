@@ -22,7 +22,7 @@ from ariadne.capture.generators import TORCH, Names
 from ariadne.capture.ran import Answer
 from ariadne.capture.reach import Reach
 from ariadne.capture.state import Snapshot
-from ariadne.capture.written import Undone
+from ariadne.capture.written import TooLongError, Undone
 from ariadne.compare import difference
 from ariadne.errors import UnsupportedError
 from ariadne.guards import MISSING, Change, Containers, Place, Slots, attributes_of, is_a, refusal, simple
@@ -75,10 +75,11 @@ def gives(
     try:
         with torch.set_grad_enabled(grad), undone:
             output = model(*args, **kwargs)
+        undone.ran.leads_to(output)
         return Answer(
             tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, output), undone.ran
         )
-    except Exception as error:  # of inputs that nobody asked it to take
+    except (Exception, TooLongError) as error:  # of inputs that nobody asked it to take
         return Answer(type(error).__name__, undone.ran)
     finally:
         if (

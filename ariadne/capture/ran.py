@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 
 from ariadne import tree
 from ariadne.compare import bits, difference
-from ariadne.plan import bind
+from ariadne.plan import storage_of, tensors_in
 
 _MOST = 4096  # elements of a tensor whose numbers are looked at
 _COPIES = frozenset(
@@ -45,24 +45,56 @@ def by_results_alone(scripted: bool) -> Iterator[None]:
         _SCRIPTED.reset(token)
 
 
-@dataclass
 class Ran:
-    """The ops of a run, with their numbers and those of the small tensors that they read, each as often as it was called."""
+    """The ops of a run, with their numbers and those of the small tensors that they read, each as often as it was called.
 
-    ops: Counter[_Key] = field(default_factory=Counter)
+    `answers`: the bools that Python read in tensors, by which its path may go.
+    """
 
-    def note(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """An op is about to run. One that makes no numbers counts as none, as where a table is longer than it must be."""
+    def __init__(self) -> None:
+        self.ops: list[_Key] = []
+        self.answers: list[bool] = []
+        self._sources: list[list[int]] = []  # of each op, those that made or wrote what it reads
+        self._last: dict[int | None, int] = {}  # by memory, the op that made or wrote it last
+        self._leading: set[int] | None = None
+
+    def key(self, op: OpOverload, bound: tuple[Any, ...]) -> _Key:
+        """What tells this call from others; before it runs, for it may write what it reads."""
         if _moves(op):
-            return
+            return ()
         # What is written, or looked at in another shape, may hold anything: as what `torch.empty` gives does.
-        read = (v for v, a in zip(bind(op, args, kwargs), op._schema.arguments, strict=True) if a.alias_info is None)
-        leaves = [leaf for value in read for leaf in tree.leaves(value)]
-        self.ops[(op, *map(_told, leaves))] += 1
+        read = (v for v, a in zip(bound, op._schema.arguments, strict=True) if a.alias_info is None)
+        return op, *(_told(leaf) for value in read for leaf in tree.leaves(value))
+
+    def note(self, key: _Key, given: Any, written: Any, out: Any) -> None:
+        """An op ran with these tensors, wrote some of them, and gave that."""
+        if isinstance(out, bool):
+            self.answers.append(out)
+        read, at = {storage_of(t) for t in given}, len(self.ops)
+        self.ops.append(key)
+        self._sources.append([self._last[memory] for memory in read if memory in self._last])
+        made = {storage_of(t) for t in tensors_in(out)} - read
+        for memory in made.union(map(storage_of, written)) - {None}:
+            self._last[memory] = at
+
+    def leads_to(self, output: Any) -> None:
+        """That is what it gave."""
+        todo = [self._last[m] for t in tensors_in(output) if (m := storage_of(t)) in self._last]
+        found = set[int]()
+        while todo:
+            if (at := todo.pop()) not in found:
+                found.add(at)
+                todo += self._sources[at]
+        self._leading = found
 
     def beyond(self, first: Ran) -> str | None:
-        """An op that ran, and not, or not as often, in the first run; None where there is none, or it can't be told."""
-        more = None if _SCRIPTED.get() else next(iter(self.ops - first.ops), None)
+        """An op that a result follows, and that did not run, or not as often, in the first run; None where there is none, or it
+        can't be told."""
+        if _SCRIPTED.get():
+            return None
+        leading = range(len(self.ops)) if self._leading is None else self._leading
+        mine = Counter(self.ops[at] for at in sorted(leading) if self.ops[at])
+        more = next(iter(mine - Counter(filter(None, first.ops))), None)
         return None if more is None else f"it runs {_words(more)}, which it did not before"
 
 

@@ -115,6 +115,7 @@ def capture(
                 needed=needed,
                 like=like,
                 stood=stood,
+                beside=beside,
             )
     except AriadneError:
         raise
@@ -139,13 +140,16 @@ def capture(
 
 def _keeps(real: Observation, plan: TracePlan) -> bool:
     """Whether forward leaves something in Python that the plan does not put there, and that is not made of the model alone."""
-    put = {(store.path, store.name) for store in plan.stores}
-    made = {(one.spot.path, *one.spot.steps[:1]) for one in (real.recorded.made_of or {}).values()}
-    changed = {(path, name) for path, name, *_ in real.recorded.changed} - put - made
-    places = {
-        place for place in real.effects.known - real.effects.rules.keys() if (place.path, *place.steps[:1]) not in made
-    }
-    return bool(changed or places)
+    put, made = _put(real, plan)
+    unknown = (place for place in real.effects.known - real.effects.rules.keys())
+    places = any((place.path, *place.steps[:1]) not in made for place in unknown)
+    return places or any((path, name) not in put for path, name, *_ in real.recorded.changed)
+
+
+def _put(real: Observation, plan: TracePlan) -> tuple[set[Any], set[Any]]:
+    """The attributes that the plan sets, or that hold what is made of the model alone; and those of the second kind."""
+    made: set[Any] = {(one.spot.path, *one.spot.steps[:1]) for one in (real.recorded.made_of or {}).values()}
+    return made.union((store.path, store.name) for store in plan.stores), made
 
 
 def _followed(
@@ -242,10 +246,13 @@ def _sets_up(model: nn.Module, example: Example, real: Observation, grad: bool) 
             snapshot.restore(real.recorded.drew)
         if differs:
             return differs
-    for other in (example.lively(1), example.lively(-1)):
-        if differs := differs_by_state(model, example, other, grad, real.recorded.drew, _most(real)):
-            return differs
-    return None
+    recorded, (put, _) = real.recorded, _put(real, real.plan)
+    changed = {(path, name) for path, name, *_ in recorded.changed}
+    asked = changed & (recorded.read_attributes.keys() | recorded.missing)
+    if not (real.effects.known or changed - put or asked or real.settled or real.beginnings):
+        return None  # it sets attributes, as the plan does, of which this path asks nothing
+    lively = (example.lively(1), example.lively(-1))
+    return differs_by_state(model, example, lively, grad, recorded.drew, _most(real), True)
 
 
 def _most(real: Observation) -> int:

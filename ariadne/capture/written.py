@@ -121,8 +121,9 @@ class Looking(TorchDispatchMode):
         return True
 
 
-class TooLongError(RuntimeError):
-    """A run takes more ops than it may: a loop that goes on until numbers are small may never end with others."""
+class TooLongError(BaseException):
+    """A run takes more ops than it may: a loop that goes on until numbers are small may never end with others, and may go on after
+    any error but of this kind."""
 
 
 class Undone(Looking):
@@ -141,19 +142,22 @@ class Undone(Looking):
             self._left -= 1
             if self._left < 0:
                 raise TooLongError
+        bound = bind(func, args, given) if isinstance(func, OpOverload) else (*args, *given.values())
+        written: list[torch.Tensor] = []
+        key: tuple[Any, ...] = ()
         if isinstance(func, OpOverload):
-            self.ran.note(func, args, given)
-        if isinstance(func, OpOverload) and _may_write(func):
-            bound = bind(func, args, given)
-            for i in written_arguments(func, bound):
-                for t in tensors_in(bound[i]):
-                    self._writes.keep(t)
+            key = self.ran.key(func, bound)
+            if _may_write(func):
+                written = [t for i in written_arguments(func, bound) for t in tensors_in(bound[i])]
+            for t in written:
+                self._writes.keep(t)
         seeded = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and not self.drew
         stood = generators.states() if seeded else {}
         with plainly(func):
             out = func(*args, **given)
         self.drew |= seeded and generators.TORCH in generators.differing(stood, generators.states())
         self._writes.made((*args, *given.values()), out)
+        self.ran.note(key, tensors_in(bound), written, out)
         if not self.reading and isinstance(out, (int, float, complex)):
             self.asked[NUMBER] += 1
         return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -265,3 +266,60 @@ def test_without_a_call_on_the_other_path_it_would_be_lost(
     monkeypatch.setattr(ways, "refuse_paths_beside", lambda *_: None)
     with pytest.raises(AssertionError):
         held(on_paths(way), LARGE, ZEROS, LARGE, ZEROS)
+
+
+# What such calls must not do
+
+
+def follows(way: Callable[..., Any], *calls: torch.Tensor) -> None:
+    held(on_paths(way), *calls)
+
+
+def test_a_search_that_catches_every_error_is_ended() -> None:
+    def way(net: Any, x: torch.Tensor, h: torch.Tensor) -> Any:
+        net.table.setdefault(len(x), torch.ones(len(x), 1))
+        y, step = h * net.table[len(x)], 1.0
+        while True:
+            try:
+                z = y - step * y.pow(3)
+                if not torch.isfinite(z).all():
+                    raise RuntimeError("diverged")
+                if (z - y).abs().max() < 1e2:
+                    return z
+                y = z.clamp(-1e3, 1e3)
+            except RuntimeError:
+                step /= 1 + 1e-9
+
+    follows(way, ZEROS, ZEROS)
+
+
+def test_a_flag_that_one_path_sets_and_another_asks_has_a_plan_for_each() -> None:
+    def way(net: Any, x: torch.Tensor, h: torch.Tensor) -> Any:
+        if len(x) == 1:
+            net.last = 1.0
+            return h
+        return h * 3 if net.last is not None and x.sum() <= 20 else h
+
+    follows(way, LARGE, ZEROS + 2, LARGE[:1], ZEROS + 2, LARGE)
+
+
+def test_what_is_looked_at_before_it_is_used_is_none_the_less_a_cache() -> None:
+    def way(net: Any, x: torch.Tensor, h: torch.Tensor) -> Any:
+        if net.last is None or not torch.isfinite(net.last).all():
+            net.last = torch.arange(4.0).sin()
+        return h * net.last
+
+    follows(way, LARGE, THREE, LARGE)
+
+
+def test_random_numbers_stand_as_they_did_where_other_numbers_lead_to_draws() -> None:
+    def way(net: Any, x: torch.Tensor, h: torch.Tensor) -> Any:
+        if net.last is None:
+            net.last = torch.ones(4)
+        if bool(x.abs().max() > 90):
+            random.shuffle([1, 2, 3])
+        return h * net.last
+
+    before = random.getstate()
+    prepare_split(on_paths(way), (LARGE,), split="after:1")
+    assert random.getstate() == before
