@@ -46,6 +46,7 @@ SAMPLES: dict[str, tuple[str, ...]] = {
         *("seconds", "tensor_peak_bytes"),
     ),
     "cuts": ("cut", "after", "boundary_bytes", "prefix_ops", "suffix_ops", "unsafe", "auto", "seconds"),
+    "parts": _TIMES,
 }
 
 

@@ -64,7 +64,7 @@ def test_what_cannot_be_meant_is_refused_with_file_and_line(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"job": "other"}, r":2: expected a job of rounds, reference, start, cuts, found 'other'"),
+        ({"job": "other"}, r":2: expected a job of rounds, reference, start, cuts, parts, found 'other'"),
         ({"seconds": []}, r":2: expected 'seconds' to be times above zero, found \[\]"),
         ({"seconds": [0.1, -1]}, r":2: expected 'seconds' to be times above zero, found \[0\.1, -1\]"),
         ({"seconds": [0.1, float("inf")]}, r":2: expected 'seconds' to be times above zero, found \[0\.1, inf\]"),
