@@ -22,9 +22,12 @@ from ariadne.compare import bits, difference
 from ariadne.plan import storage_of, tensors_in
 
 _MOST = 4096  # elements of a tensor whose numbers are looked at
+_aten = torch.ops.aten
 _COPIES = frozenset(
-    op.default if "default" in op.overloads() else op.Tensor
-    for op in map(torch.ops.aten.__getattr__, "clone _to_copy index index_select gather embedding take".split())
+    {
+        *(_aten.clone.default, _aten._to_copy.default, _aten.index.Tensor, _aten.index_select.default),
+        *(_aten.gather.default, _aten.embedding.default, _aten.take.default),
+    }
 )
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _NUMBERS = (int, float, complex, str, torch.dtype)
