@@ -72,8 +72,9 @@ def test_random_programs_split_equal_whole() -> None:
         "most programs are to have a cut, in eval and in train mode"
     )
     assert counts["refused"] <= (0.5 if EXTENT.named else 0.2) * counts["programs"]
-    assert counts["cuts"] > counts["programs"]
-    assert counts["steps"] > counts["programs"]
+    least = counts["programs"] / (2 if PROFILE == "smoke" else 1)  # six programs at about one cut each may have few
+    assert counts["cuts"] > least
+    assert counts["steps"] > least
 
 
 @pytest.mark.variants
