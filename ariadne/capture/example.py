@@ -15,7 +15,7 @@ from ariadne.errors import SpecError
 from ariadne.guards import Baseline
 from ariadne.plan import Size, TracePlan, own, sizes_in
 
-_SEED = 2654435761
+_SEED = 2654435761  # of the floats of `lively`, which are the same each time
 _INTEGERS = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
@@ -102,8 +102,8 @@ class Example:
 
     def lively(self, sign: int = 1) -> Example:
         """One of other floats: half of them are those of the other half, a hundred times as large and below zero where these are
-        above, so that few of them are lost behind a relu, and fewer with the other `sign`; of other tensors as
-        `turned`."""
+        above, so that few of them are lost behind a relu, and fewer with the other `sign`; of other tensors as `turned`.
+        """
         turned, draws = self.turned(), torch.Generator().manual_seed(_SEED)
         for t in {id(t): t for t in turned.leaves if isinstance(t, torch.Tensor) and t.is_floating_point()}.values():
             memory = _memory(t)

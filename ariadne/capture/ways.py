@@ -141,9 +141,10 @@ def capture(
 def _keeps(real: Observation, plan: TracePlan) -> bool:
     """Whether forward leaves something in Python that the plan does not put there, and that is not made of the model alone."""
     put, made = _put(real, plan)
-    unknown = (place for place in real.effects.known - real.effects.rules.keys())
-    places = any((place.path, *place.steps[:1]) not in made for place in unknown)
-    return places or any((path, name) not in put for path, name, *_ in real.recorded.changed)
+    places = real.effects.known - real.effects.rules.keys()
+    if any((place.path, *place.steps[:1]) not in made for place in places):
+        return True
+    return any((path, name) not in put for path, name, *_ in real.recorded.changed)
 
 
 def _put(real: Observation, plan: TracePlan) -> tuple[set[Any], set[Any]]:
