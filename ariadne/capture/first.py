@@ -15,10 +15,9 @@ import torch
 from torch import nn
 
 from ariadne import tree
-from ariadne.capture.ran import Answer
+from ariadne.capture.ran import Answer, detached
 from ariadne.compare import difference
 from ariadne.guards import BOOKKEEPING, Recording, held, is_a, is_array, owner_of, refill
-from ariadne.plan import own
 
 _MOST = 12  # so many runs at most to find out what forward fills again
 _VALUES = (bool, int, float, complex, str, bytes, bytearray, range, slice, set, frozenset)
@@ -51,7 +50,7 @@ def filled_again(
     """
     if not slots:
         return []
-    later, left = run(lambda: {slot: _kept(_value(slot)) for slot in slots})
+    later, left = run(lambda: {slot: detached(_value(slot)) for slot in slots})
     runs = 0
 
     def fills(these: Sequence[Slot]) -> list[tuple[Slot, bool]]:
@@ -78,11 +77,6 @@ def filled_again(
 def _value(slot: Slot) -> Any:
     module, name = slot
     return module.__dict__.get(name)
-
-
-def _kept(value: Any) -> Any:
-    """The same with copies of tensors in place of them, which are written back after the run."""
-    return tree.map_leaves(lambda leaf: own(leaf.detach()) if is_a(leaf, torch.Tensor) else leaf, value)
 
 
 def _is_as_left(value: Any, left: Any) -> bool:

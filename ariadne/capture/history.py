@@ -19,14 +19,13 @@ from torch import nn
 from ariadne import tree
 from ariadne.capture.example import Example
 from ariadne.capture.generators import TORCH, Names
-from ariadne.capture.ran import Answer
+from ariadne.capture.ran import Answer, detached
 from ariadne.capture.reach import Reach
 from ariadne.capture.state import Snapshot
 from ariadne.capture.written import TooLongError, Undone
 from ariadne.compare import difference
 from ariadne.errors import UnsupportedError
 from ariadne.guards import MISSING, Change, Containers, Place, Slots, attributes_of, is_a, refusal, simple
-from ariadne.plan import own
 
 _OTHER_SEED = 8725724278030350  # any but the one that is in use
 Slot = tuple[Any, Any, Any]  # a container, a key, and a value
@@ -76,9 +75,7 @@ def gives(
         with torch.set_grad_enabled(grad), undone:
             output = model(*args, **kwargs)
         undone.ran.leads_to(output)
-        return Answer(
-            tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, output), undone.ran
-        )
+        return Answer(detached(output), undone.ran)
     except (Exception, TooLongError) as error:  # of inputs that nobody asked it to take
         return Answer(type(error).__name__, undone.ran)
     finally:

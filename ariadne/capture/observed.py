@@ -41,6 +41,7 @@ from ariadne.capture.lower import Lowering
 from ariadne.capture.once import Moved, refuse_once
 from ariadne.capture.outcome import refuse_unrun
 from ariadne.capture.parts import refuse_shared
+from ariadne.capture.ran import detached
 from ariadne.capture.reach import Reach
 from ariadne.capture.recorded import recording
 from ariadne.capture.recorder import sizes_in
@@ -77,7 +78,6 @@ from ariadne.plan import (
     check,
     layout,
     other_layout,
-    own,
     prune,
     tensors_in,
 )
@@ -190,7 +190,7 @@ def observe(
         unpruned = low.plan(example.spec, batch, Batches(((batch, batch),)), "observed", grad)
         changes, put, unforeseen, slots = dict(found.effects), low.put, frozenset(low.unforeseen), low.filled
         del low
-        output = tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, found.output)
+        output = detached(found.output)
         shapes = tuple(
             tuple(sizes_in(found.before(t, k)) for t in tensors_in(e.out)) for k, e in enumerate(found.events, 1)
         )
@@ -227,7 +227,7 @@ def observe(
             if not differs:
                 break
             if more:
-                output = tree.map_leaves(lambda t: own(t.detach()) if isinstance(t, torch.Tensor) else t, now)
+                output = detached(now)
             elif again and (code := next(filter(compares, found.codes), None)) is not None:
                 raise UnsupportedError(
                     f"forward gives another result when it runs again ({differs}), and {code.co_name!r} compares by `is`: whether "

@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 
 from ariadne import tree
 from ariadne.compare import bits, difference
-from ariadne.plan import storage_of, tensors_in
+from ariadne.plan import own, storage_of, tensors_in
 
 _MOST = 4096  # elements of a tensor whose numbers are looked at
 _aten = torch.ops.aten
@@ -111,6 +111,11 @@ class Answer:
     def differs(self, later: Answer) -> str | None:
         """What a later run gives otherwise than this one, or does that this one did not; None where it is the same."""
         return difference(self.output, later.output) or later.ran.beyond(self.ran)
+
+
+def detached(value: Any) -> Any:
+    """The same with copies of the tensors in it, which have no graph, and which no later write reaches."""
+    return tree.map_leaves(lambda leaf: own(leaf.detach()) if isinstance(leaf, torch.Tensor) else leaf, value)
 
 
 @cache
